@@ -21,7 +21,7 @@ command_lines, documents, lanes, layering, seeds, way = (
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("hot", "from monitor.side.view import View"),
+        ("hot", "from monitor.side.node_state import NodeState"),
         ("hot", "from monitor import side"),
         ("side", "def f():\n    from monitor.hot import loop"),
         ("kernel", "import monitor.pods.model"),

@@ -28,8 +28,8 @@ from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, used
 from monitor.policy.thresholds import Threshold, kubelets
 from monitor.race.badness import likely_victim
 from monitor.settings.config import RunConfig
+from monitor.side.node_state import pod_owners
 from monitor.side.pod_watch import pod_message
-from monitor.side.view import pod_owners
 
 _FILES = "cgroup files"
 #: What is shown of a pod besides its figures.

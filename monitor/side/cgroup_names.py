@@ -15,7 +15,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
-from monitor.side.view import label
+from monitor.side.node_state import label
 
 
 class NamedCgroup(NamedTuple):

@@ -35,8 +35,8 @@ from monitor.link.daemon_socket import (
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import Server
 from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Route, Shared, text
+from monitor.side.node_state import NodeState
 from monitor.side.reload import Reloader
-from monitor.side.view import View
 
 if TYPE_CHECKING:
     from monitor.side.export.metrics import Metrics
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 
 def serve(
-    listener: socket.socket, view: View, metrics: Callable[[Server], Metrics], races: Callable[[], Races | None]
+    listener: socket.socket, node: NodeState, metrics: Callable[[Server], Metrics], races: Callable[[], Races | None]
 ) -> None:
     """Answer on ``listener`` (bound already). ``metrics`` makes them; ``races()``: None until they are judged."""
 
     def failed(problem: str) -> None:
-        view.log.error("http request failed", problem=problem)
+        node.log.error("http request failed", problem=problem)
 
     @cache
     def made() -> Metrics:
@@ -57,87 +57,87 @@ def serve(
         return metrics(server)
 
     def healthz(_accept: str) -> Response:
-        if not view.side_lives():
+        if not node.side_lives():
             return text(503, "the helper's main loop stands still")
-        return text(200, "ok") if view.hot_lives() else text(503, "the hot loop stands still")
+        return text(200, "ok") if node.hot_lives() else text(503, "the hot loop stands still")
 
     def readyz(_accept: str) -> Response:
-        reason = view.not_ready()
+        reason = node.not_ready()
         return text(503, reason) if reason else text(200, "ok")
 
     renderings = {
         "/metrics": lambda accept: made().render(accept),
-        "/stats/summary": lambda _: summary_response(view, races()),
+        "/stats/summary": lambda _: summary_response(node, races()),
     }
     routes = {path: Shared({path: route}, failed) for path, route in {"/healthz": healthz, "/readyz": readyz}.items()}
     routes |= dict.fromkeys(renderings, Shared(renderings, failed, RENDER_SHARE, FRESH_S))
-    server = Server(listener, routes, failed, view.config.expose_metrics)
+    server = Server(listener, routes, failed, node.config.expose_metrics)
     server.start()
 
 
-def summary_response(view: View, races: Races | None, *, is_live: bool = False) -> Response:
+def summary_response(node: NodeState, races: Races | None, *, is_live: bool = False) -> Response:
     """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date, unless ``is_live``:
     without a request to the hot process. Far from every threshold the counters stand still, and the figures are those
     of the cgroup files then.
     """
     if not is_live:
-        view.refresh()
-    counted = not is_live or view.is_counted()
-    return Response(200, "application/json", json.dumps(summary(view, races, counted)).encode())
+        node.refresh()
+    counted = not is_live or node.is_counted()
+    return Response(200, "application/json", json.dumps(summary(node, races, counted)).encode())
 
 
-def summary(view: View, races: Races | None, counted: bool = True) -> dict[str, Any]:
+def summary(node: NodeState, races: Races | None, counted: bool = True) -> dict[str, Any]:
     """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers. ``counted``:
     by the kernel programs, where they count.
     """
     now = timestamp(time.time())
-    domains = view.domains(counted)
-    node: dict[str, Any] = {
+    domains = node.domains(counted)
+    shown: dict[str, Any] = {
         "nodeName": os.uname().nodename,
-        "startTime": timestamp(view.started),
+        "startTime": timestamp(node.started),
         "memory": _memory(domains["node"], now),
         "systemContainers": [],
     }
     if "kubepods" in domains:
-        node["systemContainers"].append(
-            {"name": "pods", "startTime": timestamp(view.started), "memory": _memory(domains["kubepods"], now)}
+        shown["systemContainers"].append(
+            {"name": "pods", "startTime": timestamp(node.started), "memory": _memory(domains["kubepods"], now)}
         )
-    pods = [_pod(view, found, now, counted) for found in view.pods.values()]
+    pods = [_pod(node, found, now, counted) for found in node.pods.values()]
     # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
     forecasts = [] if races is None else races.forecaster.report()
-    ours = {"braked": view.braked, "held": view.holds.shown(), "forecasts": forecasts}
+    ours = {"braked": node.braked, "held": node.holds.shown(), "forecasts": forecasts}
     shares = {} if races is None else {uid: round(one.share, 3) for uid, one in races.stalls.shown.items()}
-    ours |= {"stalls": shares, "status": _status(view)}
-    return {"node": node, "pods": pods, "outrace": ours}
+    ours |= {"stalls": shares, "status": _status(node)}
+    return {"node": shown, "pods": pods, "outrace": ours}
 
 
-def _status(view: View) -> dict[str, Any]:
+def _status(node: NodeState) -> dict[str, Any]:
     """How the daemon works and what it has lost, for `outrace top`: from the shared counters and the last `state`."""
     return {
-        "mode": view.config.mode,
-        "rung": view.config.rung,
-        "trigger": None if view.state is None else view.config.trigger,
-        "armed": bool(view.stats.get("armed")),
-        "bound_bytes": view.stats.get("bound_bytes"),
-        "not_ready": view.not_ready() or None,
-        "conditions": list(view.conditions),
-        "lost": view.lost(),  # where -> records
+        "mode": node.config.mode,
+        "rung": node.config.rung,
+        "trigger": None if node.state is None else node.config.trigger,
+        "armed": bool(node.stats.get("armed")),
+        "bound_bytes": node.stats.get("bound_bytes"),
+        "not_ready": node.not_ready() or None,
+        "conditions": list(node.conditions),
+        "lost": node.lost(),  # where -> records
     }
 
 
-def _pod(view: View, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
+def _pod(node: NodeState, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
     pod = found.pod
-    started = timestamp(view.first_seen.get(pod.uid, view.started))
+    started = timestamp(node.first_seen.get(pod.uid, node.started))
     result: dict[str, Any] = {
         "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
         "startTime": started,
         "containers": [],
     }
-    reading = view.used(found.cgroup, counted, limited=True)
+    reading = node.used(found.cgroup, counted, limited=True)
     if reading is not None:
         result["memory"] = _memory(reading, now)
     for name, path in found.containers.items():
-        reading = view.used(path, counted, limited=True)
+        reading = node.used(path, counted, limited=True)
         if reading is not None:
             result["containers"].append({"name": name, "startTime": started, "memory": _memory(reading, now)})
     return result
@@ -172,11 +172,11 @@ class DaemonSocket:
     a CPU (`Shared`).
     """
 
-    def __init__(self, view: View, reloader: Reloader, races: Callable[[], Races | None]) -> None:
-        self._view = view
+    def __init__(self, node: NodeState, reloader: Reloader, races: Callable[[], Races | None]) -> None:
+        self._node = node
         self._reloader = reloader
         self._races = races
-        self.path = Path(view.config.run_dir, SOCKET)
+        self.path = Path(node.config.run_dir, SOCKET)
         self._inode = 0
         self._server: Server | None = None
 
@@ -186,7 +186,7 @@ class DaemonSocket:
             listener = self._bound()
         except OSError as error:
             problem = error.strerror or str(error)
-            self._view.log.warning(
+            self._node.log.warning(
                 "commands cannot ask this daemon: no socket in the run directory",
                 run_dir=str(self.path.parent),
                 problem=problem,
@@ -194,15 +194,15 @@ class DaemonSocket:
             return
         routes: dict[str, Route] = {
             INFO_PATH: self._info,
-            SUMMARY_PATH: lambda _: summary_response(self._view, self._races()),
-            LIVE_PATH: lambda _: summary_response(self._view, self._races(), is_live=True),
+            SUMMARY_PATH: lambda _: summary_response(self._node, self._races()),
+            LIVE_PATH: lambda _: summary_response(self._node, self._races(), is_live=True),
         }
         paced = {path: Shared({path: route}, self._failed, CPU_SHARE) for path, route in routes.items()}
         self._server = Server(listener, paced, self._failed, max_connections=MAX_COMMANDS, share=CPU_SHARE)
         self._server.start()
 
     def _failed(self, problem: str) -> None:
-        self._view.log.error("request on the daemon's socket failed", problem=problem)
+        self._node.log.error("request on the daemon's socket failed", problem=problem)
 
     def close(self) -> None:
         """Remove the socket, unless the next helper has replaced it already."""
@@ -242,16 +242,16 @@ class DaemonSocket:
         return listener
 
     def _info(self, _accept: str) -> Response:
-        view = self._view
+        node = self._node
         info = DaemonInfo(
             protocol=PROTOCOL,
             version=__version__,
-            hot_pid=view.hot_pid,
-            side_pid=view.side_pid,
-            started=view.started,
-            not_ready=view.not_ready(),
-            conditions=list(view.conditions),
-            config=json.loads(view.config.to_json()),
+            hot_pid=node.hot_pid,
+            side_pid=node.side_pid,
+            started=node.started,
+            not_ready=node.not_ready(),
+            conditions=list(node.conditions),
+            config=json.loads(node.config.to_json()),
             reload=self._reloader.state._asdict(),
         )
         return Response(200, "application/json", info.to_json())

@@ -27,8 +27,8 @@ from monitor.race.forecast import SEEN_NS, SPACING_NS
 from monitor.race.joining import PRESSURE, STALL
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.holds import FOR_MEMORY, HoldRation
+from monitor.side.node_state import NodeState, label
 from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
-from monitor.side.view import View, label
 
 if TYPE_CHECKING:
     from monitor.side.recorder import Recorder
@@ -61,7 +61,7 @@ _KEPT_NS, _SAMPLES = SEEN_NS, 20_000
 class Sampler:
     """``feed`` takes the samples, in order."""
 
-    view: View
+    node: NodeState
     names: CgroupNames
     feed: Callable[[Sample], None]
     samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts: only what was exact
@@ -80,7 +80,7 @@ class Sampler:
         self._kept_ns = {domain: ts for domain, ts in self._kept_ns.items() if ts >= since_ns}
         # Detached, the counters are those of the last sweep; attached anew, they are exact from the next sample on.
         self._exact, self._was_armed = self._was_armed and self._armed, self._armed
-        table = self.view.table
+        table = self.node.table
         before, self._still = self._still, {}
         for at in self.names.ids():
             named = self.names.of_cgroup(at)
@@ -97,7 +97,7 @@ class Sampler:
 
     @property
     def _armed(self) -> bool:
-        return bool(self.view.stats.get("armed"))
+        return bool(self.node.stats.get("armed"))
 
     def due_ns(self) -> int:
         """When to `sample` next."""
@@ -105,7 +105,7 @@ class Sampler:
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
-        hierarchy = self.view.hierarchy
+        hierarchy = self.node.hierarchy
         try:
             return cgroupfs.read_cgroup(hierarchy, hierarchy.root / named.path.lstrip("/"))
         except MonitorError:
@@ -129,8 +129,8 @@ class Sampler:
 class Losses:
     """What was dropped anywhere: by the programs, or between the hot process and here."""
 
-    def __init__(self, view: View, now_ns: int) -> None:
-        self._view = view
+    def __init__(self, node: NodeState, now_ns: int) -> None:
+        self._node = node
         self._lost: Counter[str] | None = None
         self._lost_ns = now_ns
 
@@ -138,8 +138,8 @@ class Losses:
         """What was dropped since the last poll; the first one finds nothing new."""
         lost: Counter[str] = Counter()
         for message, name in _DROPPED.items():
-            lost[name] += self._view.stats.get(f"dropped_{message}")
-        counted = self._view.counted()
+            lost[name] += self._node.stats.get(f"dropped_{message}")
+        counted = self._node.counted()
         for which, name in _LOST.items():
             lost[name] += counted.get(f"lost_{which}", 0)
         fresh = {name: n - self._lost[name] for name, n in lost.items()} if self._lost is not None else {}
@@ -149,17 +149,17 @@ class Losses:
 
 
 # The thresholds in force, as events: thresholds of the configuration, and those that only a kubelet would have.
-def watched(view: View, message: messages.State, now_ns: int) -> Iterator[Watched]:
+def watched(node: NodeState, message: messages.State, now_ns: int) -> Iterator[Watched]:
     """Every memory threshold of a domain that the hot process watches."""
-    there = {threshold.signal for threshold in view.thresholds}
-    compared = [threshold for threshold in kubelets(view.thresholds) if threshold.signal not in there]
-    for threshold in (*view.thresholds, *compared):
+    there = {threshold.signal for threshold in node.thresholds}
+    compared = [threshold for threshold in kubelets(node.thresholds) if threshold.signal not in there]
+    for threshold in (*node.thresholds, *compared):
         domain = DOMAIN_OF.get(threshold.signal)
         seen = message.observation.get(domain) if domain is not None else None
         if domain is None or seen is None:
             continue
         reclaim = threshold.min_reclaim
-        on_machine = domain == NODE and view.config.node_cgroup is None
+        on_machine = domain == NODE and node.config.node_cgroup is None
         yield Watched(
             ts_ns=now_ns,
             domain=domain,
@@ -200,28 +200,28 @@ class EventBuilder:
 
     def __init__(
         self,
-        view: View,
+        node: NodeState,
         on_episode: Callable[[Episode, bool], None],
         on_event: Callable[[ev.Event], None],
         has_log: bool,
         recorder: Recorder | None = None,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._view = view
+        self._node = node
         self._now = now
         self._recorder = recorder
         self._on_episode = on_episode
         self._on_event = on_event
         self._state = State()
         self._clock = WallClock(self.feed)
-        self._names = CgroupNames(view.hierarchy, view.node_path)
+        self._names = CgroupNames(node.hierarchy, node.node_path)
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
-        self.confirmation = KillConfirmation(view.hierarchy, has_log, self.feed)
-        self._oom_events = OomEvents(view, self._names, self.confirmation, self.feed, self._is_pressed)
+        self.confirmation = KillConfirmation(node.hierarchy, has_log, self.feed)
+        self._oom_events = OomEvents(node, self._names, self.confirmation, self.feed, self._is_pressed)
         self._hold_ration = HoldRation()
-        self._sampler = Sampler(view, self._names, self.feed)
-        self._losses = Losses(view, self._now())
+        self._sampler = Sampler(node, self._names, self.feed)
+        self._losses = Losses(node, self._now())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
         self._ticked_ns = 0
@@ -264,8 +264,8 @@ class EventBuilder:
         if pod in self._evicted:
             return
         self._reported.append((pod, name))
-        self._view.holds.evicted(pod, message)
-        self._view.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
+        self._node.holds.evicted(pod, message)
+        self._node.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
         if message.startswith(FOR_MEMORY):
             now = self._now()
             self._clock.look(now)
@@ -273,7 +273,7 @@ class EventBuilder:
 
     def update_pods(self) -> None:
         """Learn the pods; cheap when they are those of the last call."""
-        for at in self._names.update(self._view.pods, self._view.kubepods):
+        for at in self._names.update(self._node.pods, self._node.kubepods):
             self.confirmation.known(at, self._names.of_cgroup(at).path)
 
     def due_s(self) -> float:
@@ -366,12 +366,12 @@ class EventBuilder:
         self.feed(made(ev.HoldEnd, message._asdict(), **about))
 
     def _name_of(self, uid: str) -> str:
-        found = self._view.pods.get(uid)
+        found = self._node.pods.get(uid)
         return label(found.pod) if found is not None else dict(self._reported).get(uid, uid)
 
     def _on_state(self, message: messages.State) -> None:
         now = self._now()
-        for one in watched(self._view, message, now):
+        for one in watched(self._node, message, now):
             key = (one.domain, one.signal, one.hard)
             old = self._watched.get(key)
             if old is None or (old.quantity, old.capacity, old.limit) != (one.quantity, one.capacity, one.limit):

@@ -23,7 +23,7 @@ from monitor.race.badness import likely_victim, mismatch
 from monitor.race.events import Crossing, Sample, Watched
 from monitor.race.forecast import LEVEL, SEEN_NS, DomainForecast, Forecast, domain_forecasts, within
 from monitor.side.judge import Histogram
-from monitor.side.view import View, pod_owners
+from monitor.side.node_state import NodeState, pod_owners
 
 _SOON_NS = 60_000_000_000
 _VICTIMS = "victims"
@@ -44,10 +44,10 @@ _VICTIM_NS = 5_000_000_000
 class Forecaster:
     """``forecasts`` and ``mismatch`` are the latest, whole values that other threads may read."""
 
-    def __init__(self, view: View, facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]]) -> None:
+    def __init__(self, node: NodeState, facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]]) -> None:
         self.forecasts: Mapping[str, DomainForecast] = {}
         self.mismatch: Mapping[str, Any] | None = None
-        self.view = view
+        self.node = node
         self.error_s = Histogram(FORECAST_ERROR_S)
         self.judged = dict.fromkeys(("inside", "sooner", "later", "none"), 0)  # crossings, by their forecast
         self._facts = facts
@@ -82,7 +82,7 @@ class Forecaster:
     @property
     def _current(self) -> Mapping[str, DomainForecast]:
         """The latest; none once nothing is followed finely: it would stand until the next samples, up to 10 s."""
-        return self.forecasts if self.view.stats.get("armed") else {}
+        return self.forecasts if self.node.stats.get("armed") else {}
 
     def outlook(self, what: str) -> dict[str, Forecast]:
         """Domain -> the forecast of its nearest ``threshold``, or of its limit (``oom``); none where too little is
@@ -111,7 +111,7 @@ class Forecaster:
 
     def alarms(self, now_ns: int) -> tuple[dict[str, Forecast], Mapping[str, Any] | None]:
         """What is worth an alert, because it has held for a while: forecasts of an OOM kill by domain; the mismatch."""
-        if not self.view.stats.get("armed"):
+        if not self.node.stats.get("armed"):
             return {}, None
         lasting = [what for what, ns in self._since_ns.items() if now_ns - ns >= _LASTS_NS[what]]
         ahead = {name: self.forecasts[name].oom for name in lasting if name in self.forecasts}
@@ -135,7 +135,7 @@ class Forecaster:
             except Exception as error:  # noqa: BLE001 - one odd look at /proc must not end all forecasts
                 problem = f"{type(error).__name__}: {error}"
                 if problem != logged:
-                    self.view.log.error("forecasts failed; trying again", problem=problem)
+                    self.node.log.error("forecasts failed; trying again", problem=problem)
             logged = problem
 
     def _update(self, now: int) -> None:
@@ -148,10 +148,10 @@ class Forecaster:
                 key = (name, forecast.threshold.signal, forecast.threshold.level)
                 if now - self._made.setdefault(key, forecast.threshold).at_ns > SEEN_NS:
                     self._made[key] = forecast.threshold
-        if self.view.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
+        if self.node.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
             self._victims_ns = now
             self.mismatch = self._compare()
-        elif not self.view.stats.get("armed"):
+        elif not self.node.stats.get("armed"):
             self.mismatch = None
         self._note_alarms(now)
 
@@ -182,7 +182,7 @@ class Forecaster:
         known = self._limits.get(uid)
         if known is not None and now_ns - known[0] < SEEN_NS:
             return known[1]
-        found = self.view.pods.get(uid)
+        found = self.node.pods.get(uid)
         try:
             limit = None if found is None else cgroupfs.limit(found.cgroup)
         except cgroupfs.CgroupGone:
@@ -199,18 +199,18 @@ class Forecaster:
 
     def _compare(self) -> Mapping[str, Any] | None:
         """The kernel's likely victim where it is another pod than the policy's first."""
-        view = self.view
-        processes = candidates(view.hierarchy, view.node_path, pod_owners(view.pods))
-        total = total_pages(view.hierarchy, view.node_path)
-        inside = None if view.config.node_cgroup is None else str(view.node_path)
+        node = self.node
+        processes = candidates(node.hierarchy, node.node_path, pod_owners(node.pods))
+        total = total_pages(node.hierarchy, node.node_path)
+        inside = None if node.config.node_cgroup is None else str(node.node_path)
         return mismatch(likely_victim(processes, total, inside), self.order())
 
     def order(self, counted: bool = True) -> list[Candidate]:
         """The policy's order by the figures of this moment; not ``counted``: by the cgroups' files."""
         stats = {}
-        for uid, found in self.view.pods.items():
-            reading = self.view.used(found.cgroup, counted)
+        for uid, found in self.node.pods.items():
+            reading = self.node.used(found.cgroup, counted)
             if reading is not None:
                 stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
-        pods = [found.pod for found in self.view.pods.values()]
-        return [one.candidate for one in rank_pods(MEMORY, pods, stats, era=era(self.view.config.policy))]
+        pods = [found.pod for found in self.node.pods.values()]
+        return [one.candidate for one in rank_pods(MEMORY, pods, stats, era=era(self.node.config.policy))]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from monitor.side.view import View
+from monitor.side.node_state import NodeState
 
 _EVERY_S = 20.0
 #: Checks in a row at which it has not turned: a minute, as systemd's watchdog has 30 s. Before its first turn it
@@ -21,9 +21,9 @@ _MOST, _AT_START = 3, 9
 
 
 class HotWatch:
-    def __init__(self, view: View, every_s: float = _EVERY_S, kill: Callable[[int], object] | None = None) -> None:
-        self._view, self._every_s = view, every_s
-        self._hot = os.pidfd_open(view.hot_pid)
+    def __init__(self, node: NodeState, every_s: float = _EVERY_S, kill: Callable[[int], object] | None = None) -> None:
+        self._node, self._every_s = node, every_s
+        self._hot = os.pidfd_open(node.hot_pid)
         self._kill = kill or (lambda pidfd: signal.pidfd_send_signal(pidfd, signal.SIGKILL))
         self._loops, self._missed = 0, 0
 
@@ -37,10 +37,10 @@ class HotWatch:
 
     def look(self) -> None:
         """May wait 2 s."""
-        lives, loops = self._view.hot_lives(), self._view.stats.get("loops")
+        lives, loops = self._node.hot_lives(), self._node.stats.get("loops")
         self._missed = 0 if lives or loops != self._loops else self._missed + 1
         self._loops = loops
         if self._missed >= (_MOST if loops else _AT_START):
-            self._view.log.error("the hot loop stands still: it is killed, to be started again", looks=self._missed)
+            self._node.log.error("the hot loop stands still: it is killed, to be started again", looks=self._missed)
             with suppress(ProcessLookupError):
                 self._kill(self._hot)

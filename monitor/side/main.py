@@ -47,11 +47,11 @@ from monitor.side.export.log import Log
 from monitor.side.garbage import Garbage
 from monitor.side.left_changes import LeftChanges, wait_for_next_s
 from monitor.side.message_handler import MessageHandler
+from monitor.side.node_state import NodeState
 from monitor.side.pod_sync import PodSync
 from monitor.side.pod_watch import PodWatch
 from monitor.side.process_watch import ProcessWatch
 from monitor.side.reload import Reloader
-from monitor.side.view import View
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
@@ -108,22 +108,22 @@ class Side:
         self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         disks = find_disks(config.nodefs, config.imagefs)
-        self.disks = DiskWatch(config, disks, lambda: self.view.pods, self.wake, self.log)
-        self.view = self._made_view(stats, hierarchy)
-        self.processes = ProcessWatch(self.view)
-        self.reloader = Reloader(self.view, lambda: self.races)
-        self.pods = PodSync(self.view, sock, self.processes.scores, self.heartbeat.ping)
+        self.disks = DiskWatch(config, disks, lambda: self.node.pods, self.wake, self.log)
+        self.node = self._made_state(stats, hierarchy)
+        self.processes = ProcessWatch(self.node)
+        self.reloader = Reloader(self.node, lambda: self.races)
+        self.pods = PodSync(self.node, sock, self.processes.scores, self.heartbeat.ping)
         self.daemon_socket: DaemonSocket | None = None
         self._poll = select.poll()
         self._ending = False
 
-    def _made_view(self, stats: SharedStats, hierarchy: cgroupfs.Hierarchy) -> View:
+    def _made_state(self, stats: SharedStats, hierarchy: cgroupfs.Hierarchy) -> NodeState:
         config, mem_total = self.config, meminfo.mem_total()
-        node = Path(config.node_cgroup) if config.node_cgroup else hierarchy.root
-        limit = cgroupfs.limit(node) if config.node_cgroup else None
+        path = Path(config.node_cgroup) if config.node_cgroup else hierarchy.root
+        limit = cgroupfs.limit(path) if config.node_cgroup else None
         hot_pid, side_pid = os.getppid(), os.getpid()
-        source = open_for(config, hierarchy, mem_total, node, (hot_pid, side_pid), Path(config.state_dir))
-        view = View(
+        source = open_for(config, hierarchy, mem_total, path, (hot_pid, side_pid), Path(config.state_dir))
+        node = NodeState(
             config=config,
             hierarchy=hierarchy,
             capacity=mem_total if limit is None else limit,
@@ -138,13 +138,13 @@ class Side:
             log=self.log,
         )
         if source.feed is not None:
-            source.feed.on_evicted = lambda *about: view.others_evicted(about)
-            source.feed.on_ending = view.holds.evicted
-        return view
+            source.feed.on_evicted = lambda *about: node.others_evicted(about)
+            source.feed.on_ending = node.holds.evicted
+        return node
 
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
-        self.view.watch.start()
+        self.node.watch.start()
         self.left_changes.at_start()
         self._wait_for_pods()
         first = self.pods.take()
@@ -158,7 +158,7 @@ class Side:
         self._open_races()
         self._open_cluster()
         set_capacity = self.processes.scores.set_capacity
-        self.messages = MessageHandler(self.view, self.files, set_capacity, self.reloader.ask, self.cluster)
+        self.messages = MessageHandler(self.node, self.files, set_capacity, self.reloader.ask, self.cluster)
         log_fd = self.races.fileno() if self.races is not None else None
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), log_fd):
             if fd is not None:
@@ -175,7 +175,7 @@ class Side:
 
     def _turn(self, ready: set[int]) -> None:
         """What these descriptors have, and what is due."""
-        self.view.side_turns += 1
+        self.node.side_turns += 1
         if self.sock.fileno() in ready:
             self._read_channel()
         if self.processes.fileno() in ready:
@@ -195,9 +195,9 @@ class Side:
     def _pods_or_disks_changed(self) -> None:
         os.eventfd_read(self._wake_fd)
         due = self.reloader.due  # looked at first: the pods that it waits for are among those that are taken
-        before = self.view.pods
+        before = self.node.pods
         self.pods.examine(self.pods.take(), before)
-        if self.view.pods is not before:
+        if self.node.pods is not before:
             self.disks.pods_changed()
         self._send_disk_figures()
         if due is not None and not self.pods.pending:
@@ -208,15 +208,15 @@ class Side:
         from monitor.side.endpoints import DaemonSocket, serve
         from monitor.side.hot_watch import HotWatch
 
-        HotWatch(self.view).start()
-        serve(self.listener, self.view, self._metrics, lambda: self.races)
-        self.daemon_socket = DaemonSocket(self.view, self.reloader, lambda: self.races)
+        HotWatch(self.node).start()
+        serve(self.listener, self.node, self._metrics, lambda: self.races)
+        self.daemon_socket = DaemonSocket(self.node, self.reloader, lambda: self.races)
         self.daemon_socket.open()
 
     def _wait_for_pods(self) -> None:
         """Wait for the first list of the pods, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while time.monotonic() < deadline and not self.view.watch.wait_known(HEARTBEAT_NS / 2e9):
+        while time.monotonic() < deadline and not self.node.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.heartbeat.ping()
 
     def _read_left_messages(self) -> None:
@@ -302,16 +302,16 @@ class Side:
 
         try:
             pins = Pins(self.config.pin_dir)
-            self.view.table = DomainTable(pins)
-            self.view.pins = pins
-            self.view.counted()  # opens what is read later, when the pins may be gone
+            self.node.table = DomainTable(pins)
+            self.node.pins = pins
+            self.node.counted()  # opens what is read later, when the pins may be gone
         except MonitorError as error:
             self.log.warning("memory figures come from the cgroup files", problem=str(error))
 
     def _metrics(self, server: Server) -> Metrics:
         from monitor.side.export.metrics import Metrics
 
-        parts = self.view, self.processes, self.reloader, self.files, self.lines
+        parts = self.node, self.processes, self.reloader, self.files, self.lines
         return Metrics(*parts, server, lambda: (self.races, self.cluster))
 
     def _open_races(self) -> None:
@@ -319,7 +319,7 @@ class Side:
         from monitor.side.races import Races
 
         try:
-            self.races = Races(self.view)
+            self.races = Races(self.node)
         except MonitorError as error:
             self.log.error("races are not judged", problem=str(error))
             return
@@ -333,12 +333,12 @@ class Side:
         if check_spec(self.config.pods)[0] in CLUSTER:
             from monitor.side.cluster.cluster import open_cluster
 
-            self.cluster = open_cluster(self.view, self.files, self.races)
+            self.cluster = open_cluster(self.node, self.files, self.races)
         if (state_dir / "taints").is_dir():
             from monitor.side.cluster.record import start_removal
 
             # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
-            own = self.cluster.node if self.cluster is not None and self.config.taints_node else ""
+            own = self.cluster.name if self.cluster is not None and self.config.taints_node else ""
             start_removal(state_dir, self.log, own)
 
     def _send_disk_figures(self) -> None:

@@ -28,9 +28,9 @@ from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.race.badness import Process
+from monitor.side.node_state import NodeState, label, pod_owners
 from monitor.side.oom_events import is_outside_node
 from monitor.side.soft_brakes import SoftBrakes
-from monitor.side.view import View, label, pod_owners
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
-def takers(view: View) -> tuple[str, ...]:
+def takers(node: NodeState) -> tuple[str, ...]:
     """The largest users of the node's memory that cannot be evicted: critical pods, and cgroups that are in no pod.
 
     Each with its bytes and its largest process.
     """
-    pods, rules = view.pods, era(view.config.policy)
+    pods, rules = node.pods, era(node.config.policy)
     groups: dict[str, list[Process]] = {}
-    for process in candidates(view.hierarchy, view.node_path, pod_owners(pods)):
+    for process in candidates(node.hierarchy, node.node_path, pod_owners(pods)):
         if process.pod is None:
             groups.setdefault(process.cgroups[0], []).append(process)
         elif process.pod in pods and rules.is_critical(pods[process.pod].pod):
             groups.setdefault(str(pods[process.pod].cgroup), []).append(process)
     sized = [
-        (_bytes(view, Path(path), inside), path, max(inside, key=lambda p: p.rss)) for path, inside in groups.items()
+        (_bytes(node, Path(path), inside), path, max(inside, key=lambda p: p.rss)) for path, inside in groups.items()
     ]
     return tuple(
         f"{largest.comm} (pid {largest.pid}) in {largest.pod_name or path}: {size} bytes"
@@ -61,10 +61,10 @@ def takers(view: View) -> tuple[str, ...]:
     )
 
 
-def _bytes(view: View, path: Path, processes: list[Process]) -> int:
+def _bytes(node: NodeState, path: Path, processes: list[Process]) -> int:
     """The working set of a cgroup that has only these processes; the sum of their RSS where it may count others too."""
-    if path not in (view.node_path, view.hierarchy.root) and not list(cgroupfs.descendants(path)):
-        reading = view.used(path)
+    if path not in (node.node_path, node.hierarchy.root) and not list(cgroupfs.descendants(path)):
+        reading = node.used(path)
         if reading is not None:
             return reading.working_set
     return sum(p.rss for p in processes)
@@ -95,7 +95,7 @@ class MessageHandler:
 
     def __init__(
         self,
-        view: View,
+        node: NodeState,
         files: Worker,
         set_capacity: Callable[[int], object],
         reread: Callable[[], None],
@@ -103,16 +103,16 @@ class MessageHandler:
     ) -> None:
         self._set_capacity = set_capacity
         self._cluster = cluster
-        self._era = era(view.config.policy)
-        self.view = view
+        self._era = era(node.config.policy)
+        self.node = node
         self.files = files
-        self.log = view.log
-        self.log_budget = view.log_budget
+        self.log = node.log
+        self.log_budget = node.log_budget
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
         self._takers = Worker("takers", 1)  # while one look is under way, another would give the same
-        self.store = StatusStore(Path(view.config.state_dir))
-        self.soft_brakes = SoftBrakes(view)
+        self.store = StatusStore(Path(node.config.state_dir))
+        self.soft_brakes = SoftBrakes(node)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -152,13 +152,13 @@ class MessageHandler:
             return self._cannot_use(messages.NAMES[type(message)], f"{type(error).__name__}: {error}")
 
     def _cannot_use(self, kind: str, problem: str) -> bool:
-        self.view.bad_messages += 1
+        self.node.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 
     def _on_released(self, message: Released) -> None:
         self.log.info("evictions are resumed", reason="", **message._asdict())
-        self.view.takers = ()
+        self.node.takers = ()
 
     def _on_braked(self, message: Braked) -> None:
         """Evictions are suspended, or their reason has changed."""
@@ -169,20 +169,20 @@ class MessageHandler:
     def _look_for_takers(self) -> None:
         """By a thread: reading the processes of the node may take some milliseconds."""
         try:
-            found = takers(self.view)
+            found = takers(self.node)
         except MonitorError as error:  # the worker's thread would end with it
             self.log.warning("what takes the memory is not known", problem=str(error))
             return
-        if self.view.braked is not None or not self.view.takers:
-            self.view.takers = found
+        if self.node.braked is not None or not self.node.takers:
+            self.node.takers = found
         self.log.warning("largest memory users outside evictable pods", takers=list(found))
 
     def _on_held(self, message: Held) -> None:
-        self._pod_event(message, "OutraceHeld", self.view.holds.held(message))
+        self._pod_event(message, "OutraceHeld", self.node.holds.held(message))
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         self.soft_brakes.ended(message)
-        self._pod_event(message, "OutraceReleased", self.view.holds.over(message))
+        self._pod_event(message, "OutraceReleased", self.node.holds.over(message))
 
     def _pod_event(self, message: Held | HoldEnded, reason: str, text: str) -> None:
         if text and self._cluster is not None:
@@ -193,20 +193,20 @@ class MessageHandler:
         (self.log_budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
 
     def _on_state(self, message: messages.State) -> None:
-        before = self.view.conditions
-        self.view.state = message
-        node = message.observation.get("node")
-        if node is not None and node["capacity"] != self.view.capacity:
-            self.view.capacity = node["capacity"]
+        before = self.node.conditions
+        self.node.state = message
+        seen = message.observation.get("node")
+        if seen is not None and seen["capacity"] != self.node.capacity:
+            self.node.capacity = seen["capacity"]
             # A kubelet makes oom_score_adj of the machine's whole memory, also where huge pages are apart.
-            apart = self.view.config.huge_pages_apart
-            self._set_capacity(meminfo.mem_total() if apart else self.view.capacity)
+            apart = self.node.config.huge_pages_apart
+            self._set_capacity(meminfo.mem_total() if apart else self.node.capacity)
         if tuple(message.conditions) != tuple(before):  # a list as it comes over the socket
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
     def _on_decision(self, message: messages.Decision) -> None:
-        self.view.decisions[message.signal or LOCAL_STORAGE] += 1
-        found = self.view.pods.get(message.pod)
+        self.node.decisions[message.signal or LOCAL_STORAGE] += 1
+        found = self.node.pods.get(message.pod)
         fields = _logged(message)
         if found is None:
             self.log.error("decided on a pod unknown here", **fields)
@@ -227,7 +227,7 @@ class MessageHandler:
             qos=self._era.qos_class(found.pod),
             message=text,
             annotations=annotations,
-            started=self.view.first_seen[found.pod.uid],
+            started=self.node.first_seen[found.pod.uid],
             decided=message.realtime,
             node=os.uname().nodename,
             resource=RESOURCE[message.signal] if message.signal else None,
@@ -250,14 +250,14 @@ class MessageHandler:
         if signal in MEMORY_SIGNALS:
             containers: Iterable[tuple[str, int]] | None = decision.containers.items()
         else:
-            stats = self.view.disks.pod_stats(pod.uid)
+            stats = self.node.disks.pod_stats(pod.uid)
             containers = None if stats is None else container_usage(stats, resource)
         quantity, available = self._quantity(decision), decision.available
         return eviction_message(pod, resource, quantity, available, containers, decision.working_set)
 
     def _quantity(self, decision: messages.Decision) -> Quantity | int:
         """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
-        for threshold in self.view.thresholds:
+        for threshold in self.node.thresholds:
             same = threshold.signal == decision.signal and threshold.hard == (decision.kind == "hard")
             if same and threshold.quantity(decision.capacity) == decision.quantity:
                 return threshold.value.shown(decision.capacity)
@@ -272,28 +272,28 @@ class MessageHandler:
             self._cluster.ended(message.pod, message.gone_ns)
         eviction = self._evictions.pop(str(message.id), None)
         fields = {key: value for key, value in present(message).items() if key != "pod"}
-        known = eviction.pod if eviction is not None else getattr(self.view.pods.get(message.pod), "pod", None)
+        known = eviction.pod if eviction is not None else getattr(self.node.pods.get(message.pod), "pod", None)
         fields |= {"uid": message.pod, "pod": label(known) if known is not None else None}
         self.log.info("evicted", **fields)
         if eviction is not None:
             self.files.submit(lambda: self.store.finish(eviction, message._asdict()))
-        found = self.view.pods.get(message.pod)
+        found = self.node.pods.get(message.pod)
         if found is not None:
             self._reclaimer.submit(lambda: self._give_back(found))
 
     def _on_left(self, message: messages.Left) -> None:
         """Others killed a process of a pod: whether any lives on in it."""
-        found = self.view.pods.get(message.pod)
-        self.view.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
+        found = self.node.pods.get(message.pod)
+        self.node.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
 
     def _on_giveback(self, message: messages.GiveBack) -> None:
         """An evicted pod keeps some of its memory: without a reclaim the next pod may be evicted for it."""
-        found, number = self.view.pods.get(message.pod), message.id
+        found, number = self.node.pods.get(message.pod), message.id
 
         def reclaim() -> None:
             if found is not None:
                 self._give_back(found)
-            self.view.send(messages.Reclaimed(number))
+            self.node.send(messages.Reclaimed(number))
 
         self._reclaimer.submit(reclaim)
 
@@ -302,12 +302,12 @@ class MessageHandler:
 
         given = give_back(found.cgroup)
         if given:
-            self.view.given_back_bytes += given
+            self.node.given_back_bytes += given
             self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
-        self.view.disks.reclaim(tuple(message.actions))
+        self.node.disks.reclaim(tuple(message.actions))
 
     def _on_reap(self, message: messages.Reap) -> None:
         pids, number = list(message.pids), message.id
@@ -322,20 +322,20 @@ class MessageHandler:
                 self.log.warning(
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
-        self.view.send(messages.Reaped(number))
+        self.node.send(messages.Reaped(number))
 
     def _on_oom(self, message: messages.Oom) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
         event = message.event
         if event.kind == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
-        if is_outside_node(message, self.view.config.node_cgroup):
+        if is_outside_node(message, self.node.config.node_cgroup):
             if event.kind == "mark" and not event.exiting:
-                self.view.kills_outside_node += 1
+                self.node.kills_outside_node += 1
                 self.log_budget("info", "OOM kill on this machine outside the node's cgroup", victim=event.victim_comm)
             return
         uid = message.pod or self._owner(event.victim_cgroup)
-        found = self.view.pods.get(uid) if uid is not None else None
+        found = self.node.pods.get(uid) if uid is not None else None
         pod = label(found.pod) if found is not None else message.pod_name
         if event.kind != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
@@ -344,7 +344,7 @@ class MessageHandler:
                 text = "a killed process is gone"
             elif event.si_code == SI_KERNEL:
                 text = "SIGKILL by the kernel"
-            elif event.invoker_pid == self.view.hot_pid:
+            elif event.invoker_pid == self.node.hot_pid:
                 return  # our own kills are reported as evictions
             else:
                 text = "SIGKILL by a process: no OOM kill"
@@ -359,12 +359,12 @@ class MessageHandler:
         if event.exiting:
             level, text = "info", "OOM killer chose a process that was exiting anyway"
         else:
-            self.view.oom_kills[scope] += 1
+            self.node.oom_kills[scope] += 1
         self.log_budget(level, text, pod=pod, scope=scope, **fields)
 
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""
-        return next((uid for uid, found in self.view.pods.items() if cgroup in found.cgroup_ids), None)
+        return next((uid for uid, found in self.node.pods.items() if cgroup in found.cgroup_ids), None)
 
 
 def _logged(message: messages.Decision) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from monitor.race.events import (
     Reclaim,
 )
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
-from monitor.side.view import View
+from monitor.side.node_state import NodeState
 
 #: How long a kill's lines are expected in the kernel's log.
 LOGGED_NS = 1_000_000_000
@@ -198,14 +198,14 @@ def made(kind: type[_Kind], found: Mapping[str, Any], **more: Any) -> _Kind:
 class OomEvents:
     """``feed`` takes the events, in order. ``pressed()``: whether a threshold is, or was just, crossed."""
 
-    view: View
+    node: NodeState
     names: CgroupNames
     confirmation: KillConfirmation
     feed: Callable[[Event], None]
     pressed: Callable[[], bool]
 
     def __post_init__(self) -> None:
-        self.stopping_pods = StoppingPods(self.view, self.feed)
+        self.stopping_pods = StoppingPods(self.node, self.feed)
 
     def handle(self, message: messages.Oom) -> None:
         event = message.event
@@ -244,7 +244,7 @@ class OomEvents:
             memcg=victim.path,
             sender_pid=sender,
             sender_comm=event.invoker_comm,
-            ours=event.si_code != 128 and sender in (self.view.hot_pid, self.view.side_pid),
+            ours=event.si_code != 128 and sender in (self.node.hot_pid, self.node.side_pid),
         )
         if kill.by_runtime and self.names.is_of_a_pod(event.invoker_cgroup):
             kill = replace(kill, sender_in_pod=True)
@@ -259,9 +259,9 @@ class OomEvents:
         victim.)
         """
         event = message.event
-        if self.view.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
+        if self.node.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
             return True
-        if is_outside_node(message, self.view.config.node_cgroup):
+        if is_outside_node(message, self.node.config.node_cgroup):
             return False
         at = event.oom_cgroup
         if event.kind == "reclaim":  # frequent, and only of interest where something else happens
@@ -289,7 +289,7 @@ class OomEvents:
             oom_usage=event.oom_usage if at else None,
             oom_limit=event.oom_limit if at else None,
             group=self._is_group(victim),
-            held=pod is not None and self.view.holds.is_at_cap(pod, event.oom_limit),
+            held=pod is not None and self.node.holds.is_at_cap(pod, event.oom_limit),
         )
         self.feed(mark)
         if not event.exiting and not message.while_away:  # no daemon read the log then
@@ -297,10 +297,10 @@ class OomEvents:
 
     def _is_group(self, victim: NamedCgroup) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""
-        if self.view.hierarchy.version == 1:
+        if self.node.hierarchy.version == 1:
             return False
-        path, found = self.view.hierarchy.root / victim.path.lstrip("/"), None
-        while path != self.view.hierarchy.root:
+        path, found = self.node.hierarchy.root / victim.path.lstrip("/"), None
+        while path != self.node.hierarchy.root:
             try:
                 found = bool(found) or (path / "memory.oom.group").read_text().strip() == "1"
             except OSError:
@@ -315,7 +315,7 @@ class StoppingPods:
     cgroup is empty or gone.
     """
 
-    view: View
+    node: NodeState
     feed: Callable[[Gone], None]
     _until: dict[str, tuple[int, str]] = field(default_factory=dict)  # uid -> until when to wait, and its name
     _looked_ns: int = 0
@@ -343,5 +343,5 @@ class StoppingPods:
                 del self._until[uid]
 
     def _is_empty(self, uid: str) -> bool:
-        found = self.view.pods.get(uid)
+        found = self.node.pods.get(uid)
         return found is None or cgroup_procs.empty(found.cgroup)

@@ -1,4 +1,4 @@
-"""What `PodWatch` finds reaches the hot process, the view, the OOM scores and the log, in that order."""
+"""What `PodWatch` finds reaches the hot process, the state, the OOM scores and the log, in that order."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.releases import era
+from monitor.side.node_state import NodeState, label
 from monitor.side.pod_watch import pod_message
-from monitor.side.view import View, label
 
 
 @dataclass
 class PodSync:
     """``ping()`` is called between pods: 110 of them may take longer than a heartbeat."""
 
-    view: View
+    node: NodeState
     sock: socket.socket
     scores: OomScores
     ping: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._log = self.view.log
-        self._era = era(self.view.config.policy)
+        self._log = self.node.log
+        self._era = era(self.node.config.policy)
         self._unsent: dict[str, bytes] = {}  # uid -> the packet about it
 
     @property
     def pending(self) -> bool:
         """Whether there is something to `send` again."""
-        return bool(self._unsent) or not self.view.synced
+        return bool(self._unsent) or not self.node.synced
 
     def take(self) -> Change:
         """What the watch found since the last call; the hot process gets it first."""
         total = Change()
         updated: dict[str, FoundPod] = {}
-        for found in self.view.watch.take():
+        for found in self.node.watch.take():
             if isinstance(found, MonitorError):
                 self._log.error(str(found))
                 continue
             change = self._sendable(found)
-            self._update_view(change)
+            self._update_state(change)
             for uid in change.removed:
                 updated.pop(uid, None)  # `examine` forgets first: a pod that it adds after that would stay for ever
             updated |= {one.pod.uid: one for one in change.updated}
@@ -65,8 +65,8 @@ class PodSync:
                 self._log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))
                 return
             del self._unsent[uid]
-        if not self.view.synced and self.view.watch.wait_known(0):
-            self.view.synced = channel.send(self.sock, Synced())
+        if not self.node.synced and self.node.watch.wait_known(0):
+            self.node.synced = channel.send(self.sock, Synced())
 
     def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
         """Log what changed since ``before``, and look at the processes of the pods."""
@@ -75,8 +75,8 @@ class PodSync:
         for uid in change.removed:
             self.scores.remove_pod(uid)
             name = label(before[uid].pod) if uid in before else uid
-            self.view.log_budget("info", "pod gone", pod=name, uid=uid)
-            self.view.log_budget.forget(name)
+            self.node.log_budget("info", "pod gone", pod=name, uid=uid)
+            self.node.log_budget.forget(name)
         for found in change.updated:
             if found.pod.uid not in before:
                 self._log_new(found)
@@ -87,8 +87,8 @@ class PodSync:
             self.ping()
 
     def find_kubepods(self) -> None:
-        view = self.view
-        view.kubepods = of_pods(view.hierarchy, view.node_path, view.pods.values(), view.config.cgroup_root)
+        node = self.node
+        node.kubepods = of_pods(node.hierarchy, node.node_path, node.pods.values(), node.config.cgroup_root)
 
     def _sendable(self, change: Change) -> Change:
         """The change without the pods whose message is too large: they are a problem, and not watched.
@@ -96,7 +96,7 @@ class PodSync:
         A pod with more containers than fit (some 460) is sent without them: outrace measures and kills the pod's
         own cgroup. Otherwise such a pod would escape the ranking.
         """
-        pods = self.view.pods
+        pods = self.node.pods
         sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems), change.errors)
         for found in change.updated:
             uid = found.pod.uid
@@ -112,21 +112,21 @@ class PodSync:
             self._unsent[uid] = channel.encode(PodGone(uid))
         return sendable
 
-    def _update_view(self, change: Change) -> None:
-        view, now = self.view, time.time()
+    def _update_state(self, change: Change) -> None:
+        node, now = self.node, time.time()
         if change.removed or change.updated:
-            pods = {uid: found for uid, found in view.pods.items() if uid not in change.removed}
+            pods = {uid: found for uid, found in node.pods.items() if uid not in change.removed}
             pods |= {found.pod.uid: found for found in change.updated}
-            view.pods, view.first_seen = pods, {uid: view.first_seen.get(uid, now) for uid in pods}
+            node.pods, node.first_seen = pods, {uid: node.first_seen.get(uid, now) for uid in pods}
         # Searching for it walks the whole tree, so only when a pod says that there is one.
-        if view.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
+        if node.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
             self.find_kubepods()
 
     def _log_new(self, found: FoundPod) -> None:
         pod, name = found.pod, label(found.pod)
         about = {"pod": name, "uid": pod.uid, "qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
-        self.view.log_budget("info", "pod found", **about)
-        admission = admit(pod, self.view.conditions)
+        self.node.log_budget("info", "pod found", **about)
+        admission = admit(pod, self.node.conditions)
         if not admission.admitted:
             refused = "a kubelet would not have admitted this pod now"
             self._log.warning(refused, pod=name, reason=admission.reason, message=admission.message)

@@ -27,7 +27,7 @@ from monitor.link.messages import Braked, Decision, Evicted, State
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
-from monitor.side.view import View, label
+from monitor.side.node_state import NodeState, label
 
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
@@ -54,11 +54,11 @@ class VictimMarks:
     A thread of its own does it: of a pod with thousands of processes it takes a part of a second.
     """
 
-    def __init__(self, view: View, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, node: NodeState, clock: Callable[[], float] = time.monotonic) -> None:
         self.marks = self.failures = 0
-        self._view = view
-        self._journal = MarkJournal(Path(view.config.state_dir))
-        self._log = view.log
+        self._node = node
+        self._journal = MarkJournal(Path(node.config.state_dir))
+        self._log = node.log
         self._clock = clock
         self._wanted: dict[str, FoundPod] = {}  # replaced as a whole by the loop, read by the thread
         self._leaving: deque[str] = deque(maxlen=_MOST_LEAVING)
@@ -91,7 +91,7 @@ class VictimMarks:
                 self._leaving.remove(message.pod)
         else:
             first = [] if isinstance(message, Braked) else _first(message)
-            found = {uid: self._view.pods.get(uid) for uid in (*self._leaving, *first)}
+            found = {uid: self._node.pods.get(uid) for uid in (*self._leaving, *first)}
             wanted = {uid: pod for uid, pod in found.items() if pod is not None and _may(pod)}
             if wanted.keys() != self._wanted.keys():
                 self._asked |= wanted.keys()
@@ -200,7 +200,7 @@ class VictimMarks:
             if what.restored:
                 self._log.info("oom_score_adj is that of the pod again", uid=uid, **asdict(what))
         self._restored.append(uid)
-        self._view.wake_side()
+        self._node.wake_side()
 
     def _try(self, uid: str, step: Callable[[], object]) -> None:
         try:
@@ -220,7 +220,7 @@ class VictimMarks:
     def _is_ours(self, cgroup: Path) -> bool:
         """The pods' source leaves out the pod of outrace; checked again, because a mark would have it killed."""
         with Process(os.getpid()) as process:
-            own = process.memory_cgroup(self._view.hierarchy)
+            own = process.memory_cgroup(self._node.hierarchy)
         return own is None or own.is_relative_to(cgroup)
 
 
@@ -244,26 +244,26 @@ def _may(found: FoundPod) -> bool:
 LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
 
 
-def over(view: View, found: FoundPod) -> dict[str, int]:
+def over(node: NodeState, found: FoundPod) -> dict[str, int]:
     """What a pod's processes caused beyond the budgets so far, by kind (`monitor.kernel.domains.OVER`)."""
     total: dict[str, int] = {}
-    if view.table is not None:
+    if node.table is not None:
         for cgroup_id in found.cgroup_ids:
-            for what, n in view.table.over(cgroup_id).items():
+            for what, n in node.table.over(cgroup_id).items():
                 total[what] = total.get(what, 0) + n
     return total
 
 
 @dataclass
 class OverBudget:
-    """``look_for(uid)``: the pod has processes without a record. The view's log budget is flushed here, too."""
+    """``look_for(uid)``: the pod has processes without a record. The log budget is flushed here, too."""
 
-    view: View
+    node: NodeState
     look_for: Callable[[str], None]
     clock: Callable[[], int] = time.monotonic_ns
 
     def __post_init__(self) -> None:
-        self._left_out = self.view.log_budget, self.view.holds  # what has a number of lines that were left out
+        self._left_out = self.node.log_budget, self.node.holds  # what has a number of lines that were left out
         self._due_ns: int | None = None
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
         # uid -> when it was last logged, and what it had then
@@ -294,8 +294,8 @@ class OverBudget:
 
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}
-        for uid, found in self.view.pods.items():
-            counted = over(self.view, found)
+        for uid, found in self.node.pods.items():
+            counted = over(self.node, found)
             if not any(counted.values()):
                 continue
             self._seen[uid] = counted
@@ -319,7 +319,7 @@ class OverBudget:
         if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
             return False
         self._reported[uid] = (now_ns, counted)
-        self.view.log(
+        self.node.log(
             "warning", "a pod causes more events than are looked at one by one", pod=label(found.pod), uid=uid, **fresh
         )
         return True
@@ -335,19 +335,19 @@ _OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Bra
 class ProcessWatch:
     """What the helper's loop does about processes. ``marks``: None where the OOM killer is not guided."""
 
-    def __init__(self, view: View) -> None:
-        config = view.config
-        self._view = view
+    def __init__(self, node: NodeState) -> None:
+        config = node.config
+        self._node = node
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
-        about = view.hierarchy, view.capacity, self._notes, view.log_budget, era(config.policy)
+        about = node.hierarchy, node.capacity, self._notes, node.log_budget, era(config.policy)
         self.marks: VictimMarks | None = None
         if config.enforce:
-            self.marks = VictimMarks(view)
+            self.marks = VictimMarks(node)
             self.scores = OomScores(*about, self.marks.appeared)
             self.marks.start()
         else:
             self.scores = OomScores(*about)
-        self.over = OverBudget(view, self.scores.look_around)
+        self.over = OverBudget(node, self.scores.look_around)
         self._feed: ProcessFeed | None = None
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 
@@ -356,9 +356,9 @@ class ProcessWatch:
         from monitor.actions import procfeed
 
         try:
-            self._feed = procfeed.open_feed(self._view.pins, self.scores, self._view.log)
+            self._feed = procfeed.open_feed(self._node.pins, self.scores, self._node.log)
         except MonitorError as error:
-            self._view.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
+            self._node.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
 
     def fileno(self) -> int | None:
         """Readable when processes appeared; None where the kernel does not report them."""

@@ -22,8 +22,8 @@ from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
 from monitor.side.judge import Judge
+from monitor.side.node_state import NodeState, OtherEviction
 from monitor.side.stalls import Stalls
-from monitor.side.view import OtherEviction, View
 
 if TYPE_CHECKING:
     from monitor.side.cluster.record import Record as Reported
@@ -34,12 +34,14 @@ _ALERTS_NS = 1_000_000_000
 
 
 class Races:
-    def __init__(self, view: View) -> None:
-        config, log = view.config, view.log
-        self._view = view
+    def __init__(self, node: NodeState) -> None:
+        config, log = node.config, node.log
+        self._node = node
         self._log = log
-        self._node = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
-        self.alerts = AlertSender(config.alertmanagers, config.webhooks, log, self._node, runbooks=config.runbook_url)
+        self._node_name = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
+        self.alerts = AlertSender(
+            config.alertmanagers, config.webhooks, log, self._node_name, runbooks=config.runbook_url
+        )
         self.judge = Judge(config, log, self._on_incident)
         self._kmsg: Kmsg | None = None
         try:
@@ -48,10 +50,10 @@ class Races:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(
-            view, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
+            node, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
         )
-        self.forecaster = Forecaster(view, self.event_builder.facts)
-        self.stalls = Stalls(view, tuple(map(parse_rule, config.stall)), self._order)
+        self.forecaster = Forecaster(node, self.event_builder.facts)
+        self.stalls = Stalls(node, tuple(map(parse_rule, config.stall)), self._order)
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
@@ -61,13 +63,13 @@ class Races:
     def _open_recorder(self) -> Recorder:
         from monitor.side.recorder import Recorder, header
 
-        config = self._view.config
-        head = header(config, self._view.hierarchy.version, self.judge.offset_ns)
-        return Recorder(Path(config.record), head, self._log, lambda: self._view.send(Record()))
+        config = self._node.config
+        head = header(config, self._node.hierarchy.version, self.judge.offset_ns)
+        return Recorder(Path(config.record), head, self._log, lambda: self._node.send(Record()))
 
     def _order(self) -> list[str]:
         """Uids of the pods that may be evicted, by the figures of this moment."""
-        return [one.uid for one in self.forecaster.order(self._view.is_counted()) if not one.critical]
+        return [one.uid for one in self.forecaster.order(self._node.is_counted()) if not one.critical]
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
@@ -100,7 +102,7 @@ class Races:
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
-            self._view.bad_messages += 1
+            self._node.bad_messages += 1
             self._log.error(
                 "a message cannot be made an event",
                 type=NAMES[type(message)],
@@ -111,19 +113,19 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        due_s = 0.0 if self._view.evictions.qsize() else self.event_builder.due_s()
+        due_s = 0.0 if self._node.evictions.qsize() else self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
         if self.recorder is not None:
             self.recorder.turn()
-        while self._view.evictions.qsize():
-            self._on_eviction(self._view.evictions.get_nowait())
+        while self._node.evictions.qsize():
+            self._on_eviction(self._node.evictions.get_nowait())
         if self.event_builder.turn():
             self.forecaster.wake()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:
             received = self._received
-            if self._view.send(Stored(received)):
+            if self._node.send(Stored(received)):
                 self._stored = received
         now = time.monotonic_ns()
         if now >= self._alerts_ns + _ALERTS_NS:
@@ -151,34 +153,34 @@ class Races:
             self.forecaster.crossed(event)
 
     def _on_incident(self, incident: dict[str, Any]) -> None:
-        for alert in alerts_for(incident, self._node):
+        for alert in alerts_for(incident, self._node_name):
             self.alerts.fire(alert)
 
     def status_not_taken(self, of: Reported, outcome: str, text: str) -> None:
         """The API server, or the kubelet, did not take the status of an evicted pod. From any thread."""
-        about = self._node, of.namespace, of.pod, outcome, text, of.killed, time.time()
+        about = self._node_name, of.namespace, of.pod, outcome, text, of.killed, time.time()
         self.alerts.fire(alert_for_status(*about))
 
     def _update_alerts(self) -> None:
-        view = self._view
-        reason = view.not_ready()
+        node = self._node
+        reason = node.not_ready()
         if not reason:
             self._not_ready_since = time.monotonic()
-        lost = view.lost()
+        lost = node.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
-        self._alerted = met, _ = view.met, _reason(view.state)
+        self._alerted = met, _ = node.met, _reason(node.state)
         oom_ahead, mismatch = self.forecaster.alarms(time.monotonic_ns())
         self.alerts.update(
             alerts_for_state(
-                self._node,
+                self._node_name,
                 time.time(),
                 met=met,
-                braked=view.braked,
+                braked=node.braked,
                 mismatch=mismatch,
                 oom_ahead=oom_ahead,
                 lost=fresh,
-                held=view.holds.shown(),
+                held=node.holds.shown(),
                 not_ready=reason,
                 not_ready_s=time.monotonic() - self._not_ready_since,
             ),

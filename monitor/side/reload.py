@@ -21,7 +21,7 @@ from monitor.link.upgrade import is_replaced
 from monitor.pods.spec import SERVICES
 from monitor.policy.signals import MEMORY
 from monitor.settings.config import RunConfig
-from monitor.side.view import View
+from monitor.side.node_state import NodeState
 
 if TYPE_CHECKING:
     from monitor.side.races import Races
@@ -56,15 +56,15 @@ class _HalfTaken(Exception):
 class Reloader:
     """`state` is replaced as a whole. ``races()``: None until they are judged."""
 
-    def __init__(self, view: View, races: Callable[[], Races | None]) -> None:
-        self._view = view
+    def __init__(self, node: NodeState, races: Callable[[], Races | None]) -> None:
+        self._node = node
         self._races = races
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.state = Reloads()
         self.due: Apply | None = None  # to be sent after the pods that were found until now
-        self._follows = bool(view.config.kernels_share)
-        self._share = view.config.kernels_share  # as it was last seen
+        self._follows = bool(node.config.kernels_share)
+        self._share = node.config.kernels_share  # as it was last seen
         if self._follows:
             self._start()
 
@@ -95,10 +95,10 @@ class Reloader:
                 half_taken, is_ours = isinstance(error, _HalfTaken), isinstance(error, _HalfTaken | MonitorError)
                 problem = str(error) if is_ours else f"{type(error).__name__}: {error}"
                 text = "the configuration is not reloaded; the old one stays in force"
-                self._view.log.error("the configuration is reloaded in part" if half_taken else text, problem=problem)
+                self._node.log.error("the configuration is reloaded in part" if half_taken else text, problem=problem)
                 self._answer(asked, refused=self.state.refused + 1, problem=problem, half_taken=half_taken)
             else:
-                self._view.log.info("configuration reloaded", changed=list(changed))
+                self._node.log.info("configuration reloaded", changed=list(changed))
                 found = {"taken": self.state.taken + 1, "changed": changed, "taken_at": time.time()}
                 self._answer(asked, problem="", half_taken=False, **found)
 
@@ -106,7 +106,7 @@ class Reloader:
         """Have the default threshold follow what the kernel keeps for itself (`over_the_kernels_share`). Up, if two
         looks show it: pages of a large process that is going are on no list for a moment, and a higher line kills.
         """
-        before = self._view.config
+        before = self._node.config
         try:
             seen = meminfo.kernels_share(huge_pages_apart=before.huge_pages_apart)
             self._share, share = seen, min(seen, self._share)
@@ -121,10 +121,10 @@ class Reloader:
             self._go_by(config)
         except Exception as error:  # noqa: BLE001 - the daemon goes on as it was
             problem = str(error) or type(error).__name__
-            self._view.log.error("the default threshold does not follow the kernel's memory", problem=problem)
+            self._node.log.error("the default threshold does not follow the kernel's memory", problem=problem)
         else:
             was, now = (one.eviction_hard[MEMORY] for one in (before, config))
-            self._view.log.info("the default threshold follows the kernel's memory", before=was, now=now)
+            self._node.log.info("the default threshold follows the kernel's memory", before=was, now=now)
 
     def _answer(self, asked: int, **fields: object) -> None:
         with self._wake:
@@ -136,8 +136,8 @@ class Reloader:
             raise MonitorError("outrace was upgraded while it runs", "restart it: systemctl restart outrace")
         from monitor.settings.reload import reread
 
-        found = reread(self._view.config)
-        if found.config.to_json() != self._view.config.to_json():
+        found = reread(self._node.config)
+        if found.config.to_json() != self._node.config.to_json():
             self._have_taken(found.config, staged="services" in found.changed and found.config.pods == SERVICES)
             try:
                 self._go_by(found.config)
@@ -151,7 +151,7 @@ class Reloader:
         """Have the hot process take it, and wait until it has. Raises MonitorError where it cannot. ``staged``: with
         the pods that it changes.
         """
-        stats = self._view.stats
+        stats = self._node.stats
         # Above those that were refused too: the answer to an earlier one would be taken for that to this one.
         number = 1 + max(map(stats.get, ("config_number", "config_staged", "config_refused")))
         message = Reconfigure(number, config.to_json(), staged)
@@ -159,7 +159,7 @@ class Reloader:
             channel.encode(message)
         except channel.TooLarge as error:
             raise MonitorError(f"too large to change while running: {error.message}", "restart outrace") from None
-        if not self._view.send(message):
+        if not self._node.send(message):
             raise MonitorError("the hot process takes no messages", "try again: outrace reload")
         if staged:
             self._wait("config_staged", number)
@@ -169,7 +169,7 @@ class Reloader:
 
     def _look_by(self, config: RunConfig) -> None:
         """Have the pods looked at by its table of services, from begin to end: the look under way may be of before."""
-        watch = self._view.watch
+        watch = self._node.watch
         watch.source.rules = config.services
         enough = watch.look_soon() + 2
         while watch.look_soon() < enough:
@@ -177,29 +177,29 @@ class Reloader:
 
     def _wait(self, counter: str, number: int) -> None:
         """Send it to the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
-        view = self._view
+        node = self._node
         # For ever: once it is sent, the hot process may apply it at any time.
         for pause_s in chain(repeat(_POLL_S, _QUICK), repeat(_SLOW_POLL_S)):
-            if view.stats.get(counter) == number:
+            if node.stats.get(counter) == number:
                 return
-            if view.stats.get("config_refused") == number:
+            if node.stats.get("config_refused") == number:
                 raise MonitorError(
                     "the hot process has no descriptor left for it, or is of another version than the helper process",
                     "try again: outrace reload; if that is refused too, restart outrace",
                 )
             if self.due is not None:
-                view.wake_side()
+                node.wake_side()
             time.sleep(pause_s)
 
     def apply(self, due: Apply) -> None:
         """The main loop has sent the pods that a configuration changes."""
-        if self._view.send(due):
+        if self._node.send(due):
             self.due = None
 
     def _go_by(self, config: RunConfig) -> None:
         """Apply in the helper what the hot process has applied."""
-        view, races = self._view, self._races()
-        view.config, view.thresholds = config, config.thresholds()
-        view.disks.take_config(config)
+        node, races = self._node, self._races()
+        node.config, node.thresholds = config, config.thresholds()
+        node.disks.take_config(config)
         if races is not None:
             races.take_config(config)

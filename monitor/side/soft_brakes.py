@@ -10,16 +10,16 @@ from monitor.errors import MonitorError
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel.sched import hurry
 from monitor.link.rare_messages import HoldEnded, Soften, Softened
-from monitor.side.view import View, label
+from monitor.side.node_state import NodeState, label
 from monitor.side.worker import Worker
 
 
 class SoftBrakes:
     """A soft brake is released when its hold ends, and all of them when the daemon ends."""
 
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._ledger = Ledger(Path(view.config.state_dir), SIDE)
+    def __init__(self, node: NodeState) -> None:
+        self._node = node
+        self._ledger = Ledger(Path(node.config.state_dir), SIDE)
         self._worker = Worker("soft brakes")
         self._worker.submit(hurry)  # a pod is frozen until it has its turn
         self._brakes: dict[str, SoftBrake] = {}  # by uid; the worker's own
@@ -51,14 +51,14 @@ class SoftBrakes:
             problem = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         if problem:
             text = "a held pod stays frozen through its grace"
-            self._view.log.warning(text, uid=message.pod, problem=problem)
-        self._view.send(Softened(message.id, message.pod, high, problem))
+            self._node.log.warning(text, uid=message.pod, problem=problem)
+        self._node.send(Softened(message.id, message.pod, high, problem))
 
     def _brake(self, message: Soften) -> int:
         """Its memory.high, bytes. Raises MonitorError or OSError."""
-        if self._view.hierarchy.version == 1:
+        if self._node.hierarchy.version == 1:
             raise MonitorError("cgroup v1 has no memory.high", "")
-        found = self._view.pods.get(message.pod)
+        found = self._node.pods.get(message.pod)
         if found is None:
             raise MonitorError("the pod is not known any more", "")
         began = time.monotonic_ns()
@@ -73,10 +73,10 @@ class SoftBrakes:
         self._brakes[message.pod] = brake
         took_us = (time.monotonic_ns() - began) // 1000
         text = "a held pod may run, and hardly grow"
-        self._view.log.info(text, pod=label(found.pod), high=brake.high, took_us=took_us)
+        self._node.log.info(text, pod=label(found.pod), high=brake.high, took_us=took_us)
         return brake.high
 
     def _harden(self, uid: str) -> None:
         brake = self._brakes.pop(uid, None)
         for file, outcome in brake.harden() if brake is not None else ():
-            self._view.log.info("memory.high or pids.max of a pod is restored", uid=uid, file=file, outcome=outcome)
+            self._node.log.info("memory.high or pids.max of a pod is restored", uid=uid, file=file, outcome=outcome)

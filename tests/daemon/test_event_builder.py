@@ -261,10 +261,10 @@ def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_aler
     assert forecaster.outlook("oom") == {}  # no domain is watched
     forecaster._facts = lambda: ((), [SimpleNamespace(domain="node")])
     assert set(forecaster.outlook("oom")) == {"node"}
-    forecaster.view.stats["armed"] = 0
+    forecaster.node.stats["armed"] = 0
     assert forecaster.alarms(60 * S) == ({}, None)
     assert (forecaster.outlook("oom"), forecaster.report(), forecaster.pods()) == ({}, [], {})
-    forecaster.view.stats["armed"] = 1
+    forecaster.node.stats["armed"] = 1
     assert set(forecaster.alarms(60 * S)[0]) == {"node"}
 
 

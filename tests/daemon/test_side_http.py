@@ -44,7 +44,7 @@ def test_a_main_loop_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) 
     """Also one that has turned before; it is asked to turn."""
     server = MagicMock()
     monkeypatch.setattr(endpoints, "Server", server)
-    monkeypatch.setattr("monitor.side.view._PROBE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("monitor.side.node_state._PROBE_TIMEOUT_S", 0.0)
     known = view(RunConfig(), cgroupfs.Hierarchy(2, Path("/")), 1 << 30)
     endpoints.serve(MagicMock(), known, MagicMock(), lambda: None)
     healthz = server.call_args.args[1]["/healthz"]

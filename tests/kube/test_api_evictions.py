@@ -33,7 +33,7 @@ class Evictions:
         self.clock, self.api = WaitedClock(1000.0), api
         self.live: set[str] = set()
         self.reported: list[Any] = []
-        # What `View` has of the node, here of pods in the fake API server.
+        # What `NodeState` has of the node, here of pods in the fake API server.
         known = {"met": [{"signal": SIGNAL, "kind": "hard"}], "disks": SimpleNamespace(orders={}), "log": Log()}
         config = RunConfig(eviction_max_pod_grace_period_s=10)
         self.node: Any = SimpleNamespace(pods={}, config=config, others_evicted=self.reported.append, **known)

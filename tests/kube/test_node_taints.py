@@ -15,7 +15,7 @@ from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.node import LOOK_S, TRIES, NodeReport
 from monitor.side.export.log import Log
-from monitor.side.view import View
+from monitor.side.node_state import NodeState
 from monitor.side.worker import Worker
 from tests.daemon.harness import STATE
 from tests.kube.clock import WaitedClock
@@ -203,7 +203,7 @@ def test_an_answer_of_another_shape_writes_nothing(node: Node, api: FakeApiServe
 # with the threads of the cluster
 
 
-def tainting(state_dir: Path, log: Log, *conditions: str) -> View:
+def tainting(state_dir: Path, log: Log, *conditions: str) -> NodeState:
     """What the helper knows, while these conditions hold."""
     settings = RunConfig(state_dir=str(state_dir), node_taints="own")
     made = view(settings, Hierarchy(2, state_dir), 1 << 30, log=log)

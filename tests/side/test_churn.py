@@ -22,9 +22,9 @@ from monitor.settings.config import RunConfig
 from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder, Sampler
+from monitor.side.node_state import NodeState
 from monitor.side.pod_sync import PodSync
 from monitor.side.races import Races
-from monitor.side.view import View
 from tests.filesystems import nested
 from tests.log_lines import LogLines
 from tests.pods.cluster import a_pod, uid_of
@@ -69,7 +69,7 @@ class Node:
         self.source = ClusterSource(self.feed, Within(hierarchy, root))
         watch = SimpleNamespace(take=self._take, wait_known=lambda _: True)
         settings = RunConfig(node_cgroup=str(root))
-        self.view: View = views.view(settings, hierarchy, 1 << 40, table=self.table, watch=watch)
+        self.view: NodeState = views.view(settings, hierarchy, 1 << 40, table=self.table, watch=watch)
         self.view.log = LogLines()
         self.scores = OomScores(hierarchy, 1 << 40, None, self.view.log_budget)
         self.changes: list[Change] = []
@@ -227,7 +227,7 @@ def test_a_message_about_what_cannot_be_read_is_counted(side: Node) -> None:
     def refused(_: object) -> None:
         raise MonitorError("the id cannot be read: File name too long")
 
-    races: Any = SimpleNamespace(recorder=None, _received=0, _view=side.view, _log=side.view.log)
+    races: Any = SimpleNamespace(recorder=None, _received=0, _node=side.view, _log=side.view.log)
     races.event_builder = SimpleNamespace(handle=refused)
     Races.handle(races, Stored(1))
     assert side.view.bad_messages == 1

@@ -10,14 +10,14 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.settings.config import RunConfig
 from monitor.side.export.metrics import limit_metrics
-from monitor.side.view import View
+from monitor.side.node_state import NodeState
 from tests.limited import MIB, write
 from tests.side.views import view
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
-def view_of(root: Path, node: str = "") -> View:
+def view_of(root: Path, node: str = "") -> NodeState:
     return view(RunConfig(node_cgroup=node or None), Hierarchy(2, root), 512 * MIB)
 
 
@@ -25,7 +25,7 @@ def found(name: str, cgroup: Path, uid: str = "") -> FoundPod:
     return FoundPod(pod_from_object({"metadata": {"name": name, "namespace": "ns", "uid": uid or name}}), cgroup, {})
 
 
-def samples(view: View) -> Samples:
+def samples(view: NodeState) -> Samples:
     """(name without prefix and unit, values of the labels) -> value."""
     rows = [s for family in limit_metrics(view) for s in family.samples]
     keys = [(s.name.removeprefix("outrace_").removesuffix("_bytes"), tuple(s.labels.values())) for s in rows]

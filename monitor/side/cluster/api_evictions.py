@@ -37,7 +37,7 @@ from monitor.side.cluster.reports import is_there
 from monitor.side.judge import ACCEPTED_S, Histogram
 
 if TYPE_CHECKING:
-    from monitor.side.view import View
+    from monitor.side.node_state import NodeState
 
 #: After a refusal the pod is not requested again before this: the period of the kubelet and of repeated decisions.
 REFUSED_S = 10.0
@@ -83,24 +83,24 @@ class _Ending(NamedTuple):
 
 
 class ApiEvictions:
-    """`turn` does what is due. It reports to ``view`` each eviction that the API server made, each pod that ended, and
+    """`turn` does what is due. It reports to ``node`` each eviction that the API server made, each pod that ended, and
     pods that the API server refused to evict for memory.
     """
 
     def __init__(
         self,
         client: ApiClient,
-        view: View,
+        node: NodeState,
         clock: Callable[[], float] = time.monotonic,
         back_off: BackOff | None = None,
     ) -> None:
         self.outcomes = dict.fromkeys(OUTCOMES, 0)  # for the metrics, as the next
         self.seconds = Histogram(ACCEPTED_S)
-        self._view = view
-        self._log = view.log
+        self._node = node
+        self._log = node.log
         self._clock = clock
         self._client = client
-        self._retry = Retry(view.log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock), clock)
+        self._retry = Retry(node.log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock), clock)
         self._no_right: dict[str, float] = {}  # namespace -> until when the authorizer is not asked for its pods again
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
@@ -149,7 +149,7 @@ class ApiEvictions:
         """Whether a decision that had to wait still holds."""
         if decision.signal is None or age_s < _SETTLED_S:
             return age_s < _FRESH_S
-        met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._view.met)
+        met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._node.met)
         return met and age_s < _FRESH_S
 
     def _ask_first(self, decision: Decision, since: float) -> bool:
@@ -248,7 +248,7 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
             budget = any(self._outcome(pod) == BUDGET for pod in kept)
-            self._view.others_evicted(Refused(*about, tuple(names), budget, self._refusal, instead))
+            self._node.others_evicted(Refused(*about, tuple(names), budget, self._refusal, instead))
 
     def _outcome(self, pod: Asked) -> str:
         """Of the last request; without one the authorizer refused another pod of the namespace."""
@@ -256,7 +256,7 @@ class ApiEvictions:
 
     def _has_processes(self, pod: Asked) -> bool:
         """For a pod that the API server does not have: a pod deleted by force may run on and keep its memory."""
-        found = self._view.pods.get(pod.uid)
+        found = self._node.pods.get(pod.uid)
         try:
             return found is not None and found.cgroup is not None and not cgroup_procs.empty(found.cgroup)
         except OSError:
@@ -268,8 +268,8 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             uids += [one.uid for one in (Candidate(*row) for row in decision.order) if not one.critical]
         elif decision.signal is not None:
-            uids += self._view.disks.orders.get(decision.signal, ())
-        pods = self._view.pods
+            uids += self._node.disks.orders.get(decision.signal, ())
+        pods = self._node.pods
         found = (pods[uid].pod for uid in dict.fromkeys(uids) if uid in pods)
         return [
             Asked(pod.uid, pod.namespace, pod.name, self._grace_s(decision, pod.grace_period_s))
@@ -282,7 +282,7 @@ class ApiEvictions:
         if decision.kind != "soft":
             return max(_LEAST_GRACE_S, decision.grace_s)
         own_s = DEFAULT_POD_GRACE_S if own is None else own
-        most_s = self._view.config.eviction_max_pod_grace_period_s  # of now: a reload may change it
+        most_s = self._node.config.eviction_max_pod_grace_period_s  # of now: a reload may change it
         return max(_LEAST_GRACE_S, own_s if most_s < 0 else min(own_s, most_s))
 
     def _accepted(self, decision: Decision, pod: Asked, rank: int) -> None:
@@ -292,14 +292,14 @@ class ApiEvictions:
         self._log.warning(
             "evicted by the API server", pod=pod.title, uid=pod.uid, grace_s=pod.grace_s, seconds=round(took_s, 4)
         )
-        found = self._view.pods.get(pod.uid)
+        found = self._node.pods.get(pod.uid)
         self._ending = _Ending(pod, found.cgroup if found is not None else None, self._clock())
         made: dict[str, Any] = {"pod": pod.uid, "name": pod.title, "rank": rank, "given_s": pod.grace_s}
         if pod.uid != decision.pod:
             # Its figures are those of the order, not of the pod that was decided on.
             row = next((Candidate(*row) for row in decision.order if row[0] == pod.uid), None)
             made |= {"working_set": row.usage or 0, "request": row.request, "containers": {}} if row else {}
-        self._view.others_evicted(decision._replace(observed=False, signalled_ns=now_ns, **made))
+        self._node.others_evicted(decision._replace(observed=False, signalled_ns=now_ns, **made))
 
     def _has_ended(self, ending: _Ending) -> bool:
         """Whether the next pod need not wait for this one."""
@@ -316,7 +316,7 @@ class ApiEvictions:
             self._waiting.clear()  # decided while the ended pod still had its memory
         if ended:
             self._log.info("an evicted pod has ended", pod=pod.title, uid=pod.uid, seconds=round(waited_s, 3))
-            self._view.others_evicted(Gone(time.monotonic_ns(), pod.uid, pod.title, None))
+            self._node.others_evicted(Gone(time.monotonic_ns(), pod.uid, pod.title, None))
         else:
             self._log.warning("an evicted pod does not end: going on without it", pod=pod.title, uid=pod.uid)
         return True

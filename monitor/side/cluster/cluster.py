@@ -29,8 +29,8 @@ from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
+    from monitor.side.node_state import NodeState
     from monitor.side.races import Races
-    from monitor.side.view import View
 
 #: An idle connection gets a request this often: an API server, and a proxy before it, close idle connections.
 WARM_S = 30.0
@@ -42,22 +42,23 @@ _END_REQUEST_S = 1.0
 
 
 class Cluster:
-    """``files`` writes below the state dir, one job after the other. `evicting` may be called from any thread and never
-    waits. ``races`` alert of a status that is not taken. ``kubeconfig``: the path of it, and whether it was given.
+    """``name``: of the node. ``files`` writes below the state dir, one job after the other. `evicting` may be called
+    from any thread and never waits. ``races`` alert of a status that is not taken. ``kubeconfig``: the path of it, and
+    whether it was given.
     """
 
     def __init__(
         self,
-        view: View,
+        node: NodeState,
         config: ClusterConfig,
-        node: str,
+        name: str,
         files: Worker,
         races: Races | None = None,
         kubeconfig: tuple[str, bool] = ("", False),
     ) -> None:
-        self.node = node
+        self.name = name
         self._config = config
-        log, state_dir = view.log, Path(view.config.state_dir)
+        log, state_dir = node.log, Path(node.config.state_dir)
         self._stop = threading.Event()
         self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(config, self._stop)
@@ -66,13 +67,13 @@ class Cluster:
         self.reports = Reports(*clients, state_dir, files, log, *told)
         self._kubeconfig = kubeconfig
         self._tainted = TaintRecords(state_dir)
-        held = view.holds.names if view.config.holds else None
-        more = self._condition_changed, held, view.config.taints_node, self._note_taints
+        held = node.holds.names if node.config.holds else None
+        more = self._condition_changed, held, node.config.taints_node, self._note_taints
         self._node_report = NodeReport(
-            self._events_client, node, lambda: None if view.state is None else view.conditions, log, *more
+            self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more
         )
         #: None but with `--evict-by api`.
-        self.evictions = ApiEvictions(self._client, view) if view.config.asks_api else None
+        self.evictions = ApiEvictions(self._client, node) if node.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # no more requests to the API server
         self._warm_due = 0.0
@@ -107,7 +108,7 @@ class Cluster:
         ended.
         """
         age_s = _age_s(signalled_ns)
-        record = replace(record_of(replace(eviction, node=self.node), time.time() - age_s), in_grace=in_grace)
+        record = replace(record_of(replace(eviction, node=self.name), time.time() - age_s), in_grace=in_grace)
         if is_static(eviction.pod) or is_mirror(eviction.pod):
             # Its kubelet reads the pod from a file and overwrites the mirror pod's status: ours would not stay.
             record = replace(record, patch={}, in_grace=False)
@@ -120,7 +121,7 @@ class Cluster:
     def pod_event(self, uid: str, title: str, reason: str, text: str, *, warns: bool) -> None:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
-        record = pod_record(namespace, name, uid, self.node, reason, text, time.time(), warns)
+        record = pod_record(namespace, name, uid, self.name, reason, text, time.time(), warns)
         self.reports.add(record, None)
 
     def _write_statuses(self) -> None:
@@ -156,13 +157,13 @@ class Cluster:
 
     def _note_taints(self, keys: Collection[str]) -> None:
         if keys:
-            self._tainted.write(TaintRecord(self.node, tuple(sorted(keys)), *self._kubeconfig))
+            self._tainted.write(TaintRecord(self.name, tuple(sorted(keys)), *self._kubeconfig))
         else:
-            self._tainted.remove(self.node)
+            self._tainted.remove(self.name)
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """An event on the node, as the kubelet sends for its own conditions."""
-        record = condition_record(self.node, condition, reason(condition, holds), holds, when)
+        record = condition_record(self.name, condition, reason(condition, holds), holds, when)
         self.reports.add(record, None, stored=True)
 
 
@@ -170,21 +171,21 @@ def _age_s(since_ns: int) -> float:
     return max(0.0, (time.monotonic_ns() - since_ns) / 1e9)
 
 
-def open_cluster(view: View, files: Worker, races: Races | None) -> Cluster | None:
+def open_cluster(node: NodeState, files: Worker, races: Races | None) -> Cluster | None:
     """The cluster that the pods come from; None where there is no access to its API server."""
-    access = Access.found(view.config)
+    access = Access.found(node.config)
     try:
         server, whose = access.api_server()
     except MonitorError as error:
-        view.log.warning("evictions are only written to the state directory", problem=str(error))
+        node.log.warning("evictions are only written to the state directory", problem=str(error))
         return None
     if not access.node:
-        view.log.warning(
+        node.log.warning(
             "evictions are only written to the state directory", problem="no --node-name, and no kubelet here"
         )
         return None
-    view.log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
+    node.log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
     kubeconfig = access.kubeconfig_in_use, bool(access.kubeconfig)
-    cluster = Cluster(view, server, access.node, files, races, kubeconfig)
+    cluster = Cluster(node, server, access.node, files, races, kubeconfig)
     cluster.start()
     return cluster

@@ -33,9 +33,9 @@ from monitor.side.disk_watch import ACTIONS, Cleanup
 from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.race_metrics import race_metrics
 from monitor.side.export.route import Response
+from monitor.side.node_state import NodeState
 from monitor.side.process_watch import over
 from monitor.side.reload import Reloader, Reloads
-from monitor.side.view import View
 
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
@@ -114,11 +114,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Metrics(Collector):
-    """Collects from a `View` and from the helper's own parts. ``late()``: those that are None at first, or for ever."""
+    """Collects from the helper's parts. ``late()``: those that are None at first, or for ever."""
 
     def __init__(
         self,
-        view: View,
+        node: NodeState,
         processes: ProcessWatch,
         reloader: Reloader,
         files: Worker,
@@ -126,7 +126,7 @@ class Metrics(Collector):
         server: Server,
         late: Callable[[], tuple[Races | None, Cluster | None]],
     ) -> None:
-        self.view = view
+        self.node = node
         self.reloader = reloader
         self.late = late
         self.scores, self.marks = processes.scores, processes.marks
@@ -139,17 +139,17 @@ class Metrics(Collector):
     def render(self, accept: str) -> Response:
         """The exposition in the format the client asks for (text 0.0.4 or OpenMetrics)."""
         encoder, content_type = choose_encoder(accept)
-        self.view.refresh()
+        self.node.refresh()
         return Response(200, content_type, encoder(self.registry))
 
     def collect(self) -> Iterator[Metric]:
-        domains = self.view.domains()
+        domains = self.node.domains()
         yield from self._daemon()
         for name, text in _DOMAIN.items():
             values = {domain: getattr(reading, name) for domain, reading in domains.items()}
             yield gauge(f"memory_{name}_bytes", text, values, "domain")
-        yield from pod_metrics(self.view)
-        yield from hold_metrics(self.view)
+        yield from pod_metrics(self.node)
+        yield from hold_metrics(self.node)
         yield from self._signals(domains)
         yield from self._policy()
         yield from self._records()
@@ -161,26 +161,26 @@ class Metrics(Collector):
             yield from cluster_metrics(cluster)
 
     def _daemon(self) -> Iterator[Metric]:
-        view, stats = self.view, self.view.stats
+        node, stats = self.node, self.node.stats
         build = {"version": __version__, "python": platform.python_version(), "kernel": platform.release()}
-        build |= {"mode": view.config.mode, "trigger": view.config.trigger}
+        build |= {"mode": node.config.mode, "trigger": node.config.trigger}
         yield InfoMetricFamily("outrace_build", "Version and mode.", build)
-        yield gauge("ready", "1 when decisions can be made.", not view.not_ready())
+        yield gauge("ready", "1 when decisions can be made.", not node.not_ready())
         for name, (slot, text) in _GAUGES.items():
             yield gauge(name, text, stats.get(slot) / (1e9 if slot.endswith("_ns") else 1))
         text = "Times the table of page caches of memory cgroups was full; such page cache counts as working set."
-        yield counter("memory_cgroups_uncounted", text, view.counted().get("uncounted", 0))
+        yield counter("memory_cgroups_uncounted", text, node.counted().get("uncounted", 0))
         yield from reload_metrics(self.reloader.state)
-        yield from reclaim_metrics(view.disks.cleanup)
-        rungs = {name: name == view.config.rung for name in NAMES}
+        yield from reclaim_metrics(node.disks.cleanup)
+        rungs = {name: name == node.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the hook in use.", rungs, "rung")
-        yield gauge("pods", "Pods watched.", len(view.pods))
+        yield gauge("pods", "Pods watched.", len(node.pods))
         text = "Pods with a cgroup that their source does not list (yet): not watched, never evicted."
-        source = view.watch.source
+        source = node.watch.source
         yield gauge("pods_unlisted", text, len(source.unlisted))
         text = "1 while the kubelet or API server that pods come from does not answer: its last pods stay in use."
         yield gauge("pods_source_failing", text, source.feed is not None and source.feed.is_failing)
-        unknown = sum(not found.pod.spec_known for found in view.pods.values())
+        unknown = sum(not found.pod.spec_known for found in node.pods.values())
         yield gauge("pods_spec_unknown", "Pods watched whose spec, and so their priority, is not known.", unknown)
         for name, text in _COUNTERS.items():
             yield counter(name, text, stats.get(name))
@@ -193,11 +193,11 @@ class Metrics(Collector):
 
     def _signals(self, domains: dict[str, Reading]) -> Iterator[Metric]:
         """What each signal reads and is compared with: in bytes, or a count of inodes or process ids."""
-        view = self.view
-        seen = memory_signals(view, domains)
-        seen |= {signal: (o.available, o.capacity) for signal, o in view.disks.observations.items()}
+        node = self.node
+        seen = memory_signals(node, domains)
+        seen |= {signal: (o.available, o.capacity) for signal, o in node.disks.observations.items()}
         # What nothing observes here is never compared.
-        thresholds = {(t.signal, "hard" if t.hard else "soft"): t for t in view.thresholds if t.signal in seen}
+        thresholds = {(t.signal, "hard" if t.hard else "soft"): t for t in node.thresholds if t.signal in seen}
         for unit in ("bytes", "count"):
             mine = {s: figures for s, figures in seen.items() if (RESOURCE[s] in IN_BYTES) == (unit == "bytes")}
             available = {s: free for s, (free, _) in mine.items()}
@@ -207,47 +207,47 @@ class Metrics(Collector):
             yield gauge(f"signal_available_{unit}", "Amount available by the signal.", available, "signal")
             yield gauge(f"signal_capacity_{unit}", "Capacity behind the signal.", capacity, "signal")
             yield gauge(f"threshold_{unit}", "Threshold of the signal.", quantities, "signal", "kind")
-        met = {(entry["signal"], entry["kind"]) for entry in view.met}
+        met = {(entry["signal"], entry["kind"]) for entry in node.met}
         crossed = {key: key in met for key in thresholds}
         yield gauge("threshold_met", "1 while less than the threshold is available.", crossed, "signal", "kind")
 
     def _policy(self) -> Iterator[Metric]:
-        view, stats = self.view, self.view.stats
+        node, stats = self.node, self.node.stats
         # What has labels is counted by the helper and starts at 0 with it; these two are the hot process's own counts.
         yield counter("pods_chosen", "Pods chosen for eviction, since the daemon started.", stats.get("decisions"))
         yield counter(
             "oom_victims", "Processes the OOM killer killed, since the daemon started.", stats.get("oom_kills")
         )
-        conditions = {name: name in view.conditions for name in CONDITIONS}
+        conditions = {name: name in node.conditions for name in CONDITIONS}
         yield gauge("node_condition", "1 while the node condition holds.", conditions, "condition")
-        reason = ((view.state and view.state.braked) or {}).get("reason")
+        reason = ((node.state and node.state.braked) or {}).get("reason")
         held = {name: name == reason for name in REASONS}
         text = "1 while evictions for memory are suspended because they would not help."
         yield gauge("evictions_braked", text, held, "reason")
         braked = {name: stats.get(f"braked_{name}") for name in REASONS}
         yield counter("eviction_brakes", "Times evictions were suspended, since the daemon started.", braked, "reason")
-        decisions = {(signal, view.config.mode): view.decisions[signal] for signal in (*ALL_SIGNALS, "local-storage")}
+        decisions = {(signal, node.config.mode): node.decisions[signal] for signal in (*ALL_SIGNALS, "local-storage")}
         yield counter("decisions", "Pods chosen for eviction, since the helper started.", decisions, "signal", "mode")
         yield counter(
             "oom_kills",
             "Processes killed by the kernel's OOM killer, at a cgroup's limit or because the machine ran out, since "
             "the helper started.",
-            {scope: view.oom_kills[scope] for scope in SCOPES},
+            {scope: node.oom_kills[scope] for scope in SCOPES},
             "scope",
         )
         text = "Memory of ended pods that reclaim freed (mostly page cache), since the helper started."
-        yield counter("given_back_bytes", text, view.given_back_bytes)
+        yield counter("given_back_bytes", text, node.given_back_bytes)
         text = "Processes killed by the OOM killer outside the node's cgroup, since the helper started."
-        yield counter("oom_kills_elsewhere", text, view.kills_outside_node)
+        yield counter("oom_kills_elsewhere", text, node.kills_outside_node)
 
     def _records(self) -> Iterator[Metric]:
-        stats, kernel = self.view.stats, self.view.counted()
+        stats, kernel = self.node.stats, self.node.counted()
         written = {kind: max(0, kernel.get(f"emitted_{kind}", 0) - stats.get(f"base_{kind}")) for kind in RECORDS}
         records = {(kind, "kernel"): n for kind, n in written.items()}
         records |= {(kind, "reader"): stats.get(f"records_{kind}") for kind in RECORDS}
         text = "Records written by the BPF programs, and read by the hot process."
         yield counter("records", text, records, "kind", "side")
-        lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.view.lost()
+        lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.node.lost()
         lost |= {"log": self.lines.dropped, "files": self.files.dropped, "processes": self.scores.skipped}
         yield counter("events_lost", "Records dropped at a full ring, channel or queue.", lost, "where")
         dropped = {name: stats.get(f"dropped_{name}") for name in MESSAGES}
@@ -276,7 +276,7 @@ class Metrics(Collector):
         yield counter("http_refused", "Requests refused: too many wait, or the CPU budget is used up.", server.refused)
         yield counter("http_cut", "Connections closed: slow, or replaced by a new one.", server.cut)
         yield gauge("http_connections", "Open HTTP connections.", server.connections)
-        pids = {"hot": self.view.hot_pid, "side": self.view.side_pid}
+        pids = {"hot": self.node.hot_pid, "side": self.node.side_pid}
         usage = {name: found for name, pid in pids.items() if (found := process_usage(pid)) is not None}
         resident = {name: found[0] for name, found in usage.items()}
         cpu = {name: found[1] for name, found in usage.items()}
@@ -293,9 +293,9 @@ def process_usage(pid: int) -> tuple[int, float] | None:
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def memory_signals(view: View, domains: Mapping[str, Reading]) -> dict[str, tuple[int, int]]:
+def memory_signals(node: NodeState, domains: Mapping[str, Reading]) -> dict[str, tuple[int, int]]:
     """Signal -> available and capacity (bytes): the kubelet's, and those of outrace's own that have thresholds."""
-    wanted = {threshold.signal for threshold in view.thresholds}
+    wanted = {threshold.signal for threshold in node.thresholds}
     seen: dict[str, tuple[int, int]] = {}
     for name, reading in domains.items():
         kubelets, *others = OF_DOMAIN[name]
@@ -331,8 +331,8 @@ def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
 
 
 # Metrics of pods that are held. What is counted here starts at 0 with the helper.
-def hold_metrics(view: View) -> Iterator[Metric]:
-    holds = view.holds
+def hold_metrics(node: NodeState) -> Iterator[Metric]:
+    holds = node.holds
     now = list(holds.now.values())
     held = {reason: sum(one.reason == reason for one in now) for reason in HELD_FOR}
     text = "Held pods, by reason: `victim`, the policy's next, or `grows`."
@@ -385,34 +385,34 @@ _OVER = (
 )
 
 
-def pod_metrics(view: View) -> Iterator[Metric]:
+def pod_metrics(node: NodeState) -> Iterator[Metric]:
     """Memory, limits, and what is over a budget."""
-    request = era(view.config.policy).request
-    pods = view.named_pods()
-    used = {key: reading for key, found in pods.items() if (reading := view.used(found.cgroup)) is not None}
+    request = era(node.config.policy).request
+    pods = node.named_pods()
+    used = {key: reading for key, found in pods.items() if (reading := node.used(found.cgroup)) is not None}
     usage = {key: reading.usage for key, reading in used.items()}
     working_set = {key: reading.working_set for key, reading in used.items()}
     requests = {key: request(found.pod, "memory").value for key, found in pods.items()}
     yield gauge("pod_memory_usage_bytes", "Memory in use by the pod.", usage, *_POD)
     yield gauge("pod_memory_working_set_bytes", "The pod's working set.", working_set, *_POD)
     yield gauge("pod_memory_request_bytes", "The pod's memory request.", requests, *_POD)
-    yield from limit_metrics(view)
+    yield from limit_metrics(node)
     caused: dict[tuple[str, str, str], int] = {}
     for key, found in pods.items():
-        numbers = over(view, found) | {"log_lines": view.log_budget.left_out["/".join(key)]}
+        numbers = over(node, found) | {"log_lines": node.log_budget.left_out["/".join(key)]}
         caused |= {(*key, what): n for what, n in numbers.items() if n}
     yield counter("pod_over_budget", _OVER, caused, *_POD, "what")
 
 
-def limit_metrics(view: View) -> Iterator[Metric]:
+def limit_metrics(node: NodeState) -> Iterator[Metric]:
     """Limits, and swap where the machine has any."""
     has_swap = bool(limits.machine_swap())
-    domains = {("node",): view.node_path}
-    if view.kubepods is not None:
-        domains[("kubepods",)] = view.kubepods
-    pods = {name: found.cgroup for name, found in view.named_pods().items()}
+    domains = {("node",): node.node_path}
+    if node.kubepods is not None:
+        domains[("kubepods",)] = node.kubepods
+    pods = {name: found.cgroup for name, found in node.named_pods().items()}
     for prefix, labels, cgroups in (("", ("domain",), domains), ("pod_", _POD, pods)):
-        looks = {key: limits.read(view.hierarchy, path, has_swap) for key, path in cgroups.items()}
+        looks = {key: limits.read(node.hierarchy, path, has_swap) for key, path in cgroups.items()}
         # The pod source reports a cgroup that was removed.
         read = {key: found for key, found in looks.items() if found is not None}
         swap = {key: found.pop("swap") for key, found in read.items() if "swap" in found}

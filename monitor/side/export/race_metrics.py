@@ -55,7 +55,7 @@ def race_metrics(races: Races) -> Iterator[Metric]:
 
 
 def _stalls(races: Races) -> Iterator[Metric]:
-    stalls, pods = races.stalls, races.forecaster.view.named_pods()
+    stalls, pods = races.stalls, races.forecaster.node.named_pods()
     yield counter("stalls", "Stalls that lasted for their grace.", stalls.counted)
     shown = stalls.shown
     shares = {names: shown[found.pod.uid].share for names, found in pods.items() if found.pod.uid in shown}
@@ -90,7 +90,7 @@ def _ahead(races: Races) -> Iterator[Metric]:
         }
         text = f"Ends of the {LEVEL:.0%} interval of the time until {until}. Absent without a forecast."
         yield gauge(f"{name}_interval_seconds", text, ends, *labels, "end")
-    seconds, pods = forecaster.pods(), forecaster.view.named_pods()
+    seconds, pods = forecaster.pods(), forecaster.node.named_pods()
     near = {names: seconds[found.pod.uid] for names, found in pods.items() if found.pod.uid in seconds}
     text = "Time until a pod hits its own limit; absent without a forecast."
     yield gauge("pod_forecast_oom_seconds", text, near, "namespace", "pod")

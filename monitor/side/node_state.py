@@ -50,7 +50,7 @@ OtherEviction = Decision | Refused | Gone | Stalled | tuple[str, str, str]
 
 
 @dataclass
-class View:
+class NodeState:
     """``send(message)`` reaches the hot process; ``capacity`` is the node's memory in bytes."""
 
     config: RunConfig
