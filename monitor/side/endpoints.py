@@ -14,6 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ from monitor.link.daemon_socket import (
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import Server
 from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Route, Shared, text
-from monitor.side.node_state import NodeState
+from monitor.side.health import Health
+from monitor.side.node_state import Figures, NodeState
 from monitor.side.reload import Reloader
 
 if TYPE_CHECKING:
@@ -43,13 +45,11 @@ if TYPE_CHECKING:
     from monitor.side.races import Races
 
 
-def serve(
-    listener: socket.socket, node: NodeState, metrics: Callable[[Server], Metrics], races: Callable[[], Races | None]
-) -> None:
-    """Answer on ``listener`` (bound already). ``metrics`` makes them; ``races()``: None until they are judged."""
+def serve(listener: socket.socket, health: Health, summary: Summary, metrics: Callable[[Server], Metrics]) -> None:
+    """Answer on ``listener`` (bound already). ``metrics`` makes them."""
 
     def failed(problem: str) -> None:
-        node.log.error("http request failed", problem=problem)
+        summary.node.log.error("http request failed", problem=problem)
 
     @cache
     def made() -> Metrics:
@@ -57,90 +57,98 @@ def serve(
         return metrics(server)
 
     def healthz(_accept: str) -> Response:
-        if not node.side_lives():
+        if not health.side_lives():
             return text(503, "the helper's main loop stands still")
-        return text(200, "ok") if node.hot_lives() else text(503, "the hot loop stands still")
+        return text(200, "ok") if health.hot_lives() else text(503, "the hot loop stands still")
 
     def readyz(_accept: str) -> Response:
-        reason = node.not_ready()
+        reason = health.not_ready()
         return text(503, reason) if reason else text(200, "ok")
 
     renderings = {
         "/metrics": lambda accept: made().render(accept),
-        "/stats/summary": lambda _: summary_response(node, races()),
+        "/stats/summary": lambda _: summary.respond(),
     }
     routes = {path: Shared({path: route}, failed) for path, route in {"/healthz": healthz, "/readyz": readyz}.items()}
     routes |= dict.fromkeys(renderings, Shared(renderings, failed, RENDER_SHARE, FRESH_S))
-    server = Server(listener, routes, failed, node.config.expose_metrics)
+    server = Server(listener, routes, failed, summary.node.config.expose_metrics)
     server.start()
 
 
-def summary_response(node: NodeState, races: Races | None, *, is_live: bool = False) -> Response:
-    """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date, unless ``is_live``:
-    without a request to the hot process. Far from every threshold the counters stand still, and the figures are those
-    of the cgroup files then.
-    """
-    if not is_live:
-        node.refresh()
-    counted = not is_live or node.is_counted()
-    return Response(200, "application/json", json.dumps(summary(node, races, counted)).encode())
+@dataclass(frozen=True)
+class Summary:
+    """``races()``: None until they are judged."""
 
+    node: NodeState
+    figures: Figures
+    health: Health
+    races: Callable[[], Races | None]
 
-def summary(node: NodeState, races: Races | None, counted: bool = True) -> dict[str, Any]:
-    """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers. ``counted``:
-    by the kernel programs, where they count.
-    """
-    now = timestamp(time.time())
-    domains = node.domains(counted)
-    shown: dict[str, Any] = {
-        "nodeName": os.uname().nodename,
-        "startTime": timestamp(node.started),
-        "memory": _memory(domains["node"], now),
-        "systemContainers": [],
-    }
-    if "kubepods" in domains:
-        shown["systemContainers"].append(
-            {"name": "pods", "startTime": timestamp(node.started), "memory": _memory(domains["kubepods"], now)}
-        )
-    pods = [_pod(node, found, now, counted) for found in node.pods.values()]
-    # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
-    forecasts = [] if races is None else races.forecaster.report()
-    ours = {"braked": node.braked, "held": node.holds.shown(), "forecasts": forecasts}
-    shares = {} if races is None else {uid: round(one.share, 3) for uid, one in races.stalls.shown.items()}
-    ours |= {"stalls": shares, "status": _status(node)}
-    return {"node": shown, "pods": pods, "outrace": ours}
+    def respond(self, *, is_live: bool = False) -> Response:
+        """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date, unless ``is_live``:
+        without a request to the hot process. Far from every threshold the counters stand still, and the figures are
+        those of the cgroup files then.
+        """
+        if not is_live:
+            self.figures.refresh()
+        counted = not is_live or self.figures.is_counted()
+        return Response(200, "application/json", json.dumps(self.made(counted)).encode())
 
+    def made(self, counted: bool = True) -> dict[str, Any]:
+        """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers.
+        ``counted``: by the kernel programs, where they count.
+        """
+        node, races = self.node, self.races()
+        now = timestamp(time.time())
+        domains = self.figures.domains(counted)
+        shown: dict[str, Any] = {
+            "nodeName": os.uname().nodename,
+            "startTime": timestamp(node.started),
+            "memory": _memory(domains["node"], now),
+            "systemContainers": [],
+        }
+        if "kubepods" in domains:
+            shown["systemContainers"].append(
+                {"name": "pods", "startTime": timestamp(node.started), "memory": _memory(domains["kubepods"], now)}
+            )
+        pods = [self._pod(found, now, counted) for found in node.pods.values()]
+        # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
+        forecasts = [] if races is None else races.forecaster.report()
+        ours = {"braked": node.braked, "held": node.holds.shown(), "forecasts": forecasts}
+        shares = {} if races is None else {uid: round(one.share, 3) for uid, one in races.stalls.shown.items()}
+        ours |= {"stalls": shares, "status": self._status()}
+        return {"node": shown, "pods": pods, "outrace": ours}
 
-def _status(node: NodeState) -> dict[str, Any]:
-    """How the daemon works and what it has lost, for `outrace top`: from the shared counters and the last `state`."""
-    return {
-        "mode": node.config.mode,
-        "rung": node.config.rung,
-        "trigger": None if node.state is None else node.config.trigger,
-        "armed": bool(node.stats.get("armed")),
-        "bound_bytes": node.stats.get("bound_bytes"),
-        "not_ready": node.not_ready() or None,
-        "conditions": list(node.conditions),
-        "lost": node.lost(),  # where -> records
-    }
+    def _status(self) -> dict[str, Any]:
+        """How the daemon works and what it has lost, for `outrace top`."""
+        node, stats = self.node, self.figures.stats
+        return {
+            "mode": node.config.mode,
+            "rung": node.config.rung,
+            "trigger": None if node.state is None else node.config.trigger,
+            "armed": bool(stats.get("armed")),
+            "bound_bytes": stats.get("bound_bytes"),
+            "not_ready": self.health.not_ready() or None,
+            "conditions": list(node.conditions),
+            "lost": self.figures.lost(),  # where -> records
+        }
 
-
-def _pod(node: NodeState, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
-    pod = found.pod
-    started = timestamp(node.first_seen.get(pod.uid, node.started))
-    result: dict[str, Any] = {
-        "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
-        "startTime": started,
-        "containers": [],
-    }
-    reading = node.used(found.cgroup, counted, limited=True)
-    if reading is not None:
-        result["memory"] = _memory(reading, now)
-    for name, path in found.containers.items():
-        reading = node.used(path, counted, limited=True)
+    def _pod(self, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
+        pod = found.pod
+        started = timestamp(self.node.first_seen.get(pod.uid, self.node.started))
+        result: dict[str, Any] = {
+            "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
+            "startTime": started,
+            "containers": [],
+        }
+        reading = self.figures.used(found.cgroup, counted, limited=True)
         if reading is not None:
-            result["containers"].append({"name": name, "startTime": started, "memory": _memory(reading, now)})
-    return result
+            result["memory"] = _memory(reading, now)
+        for name, path in found.containers.items():
+            reading = self.figures.used(path, counted, limited=True)
+            if reading is not None:
+                result["containers"].append({"name": name, "startTime": started, "memory": _memory(reading, now)})
+        return result
 
 
 def _memory(reading: Reading, now: str) -> dict[str, Any]:
@@ -166,16 +174,17 @@ CPU_SHARE = 0.1
 
 
 class DaemonSocket:
-    """Serves root on a socket in the run directory from `open` to `close`. ``races()``: None until they are judged.
+    """Serves root on a socket in the run directory from `open` to `close`.
 
     Clients get a bounded number of connections, bytes and seconds (`monitor.side.export.http`) and a bounded share of
     a CPU (`Shared`).
     """
 
-    def __init__(self, node: NodeState, reloader: Reloader, races: Callable[[], Races | None]) -> None:
+    def __init__(self, node: NodeState, health: Health, summary: Summary, reloader: Reloader) -> None:
         self._node = node
+        self._health = health
+        self._summary = summary
         self._reloader = reloader
-        self._races = races
         self.path = Path(node.config.run_dir, SOCKET)
         self._inode = 0
         self._server: Server | None = None
@@ -194,8 +203,8 @@ class DaemonSocket:
             return
         routes: dict[str, Route] = {
             INFO_PATH: self._info,
-            SUMMARY_PATH: lambda _: summary_response(self._node, self._races()),
-            LIVE_PATH: lambda _: summary_response(self._node, self._races(), is_live=True),
+            SUMMARY_PATH: lambda _: self._summary.respond(),
+            LIVE_PATH: lambda _: self._summary.respond(is_live=True),
         }
         paced = {path: Shared({path: route}, self._failed, CPU_SHARE) for path, route in routes.items()}
         self._server = Server(listener, paced, self._failed, max_connections=MAX_COMMANDS, share=CPU_SHARE)
@@ -249,7 +258,7 @@ class DaemonSocket:
             hot_pid=node.hot_pid,
             side_pid=node.side_pid,
             started=node.started,
-            not_ready=node.not_ready(),
+            not_ready=self._health.not_ready(),
             conditions=list(node.conditions),
             config=json.loads(node.config.to_json()),
             reload=self._reloader.state._asdict(),

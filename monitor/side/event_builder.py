@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import Reading
 from monitor.link import messages
 from monitor.link.clock import WallClock
@@ -27,7 +28,7 @@ from monitor.race.forecast import SEEN_NS, SPACING_NS
 from monitor.race.joining import PRESSURE, STALL
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.holds import FOR_MEMORY, HoldRation
-from monitor.side.node_state import NodeState, label
+from monitor.side.node_state import Figures, NodeState, label
 from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ _KEPT_NS, _SAMPLES = SEEN_NS, 20_000
 class Sampler:
     """``feed`` takes the samples, in order."""
 
-    node: NodeState
+    hierarchy: Hierarchy
+    figures: Figures
     names: CgroupNames
     feed: Callable[[Sample], None]
     samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts: only what was exact
@@ -80,7 +82,7 @@ class Sampler:
         self._kept_ns = {domain: ts for domain, ts in self._kept_ns.items() if ts >= since_ns}
         # Detached, the counters are those of the last sweep; attached anew, they are exact from the next sample on.
         self._exact, self._was_armed = self._was_armed and self._armed, self._armed
-        table = self.node.table
+        table = self.figures.table
         before, self._still = self._still, {}
         for at in self.names.ids():
             named = self.names.of_cgroup(at)
@@ -97,7 +99,7 @@ class Sampler:
 
     @property
     def _armed(self) -> bool:
-        return bool(self.node.stats.get("armed"))
+        return bool(self.figures.stats.get("armed"))
 
     def due_ns(self) -> int:
         """When to `sample` next."""
@@ -105,9 +107,8 @@ class Sampler:
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
-        hierarchy = self.node.hierarchy
         try:
-            return cgroupfs.read_cgroup(hierarchy, hierarchy.root / named.path.lstrip("/"))
+            return cgroupfs.read_cgroup(self.hierarchy, self.hierarchy.root / named.path.lstrip("/"))
         except MonitorError:
             return None
 
@@ -129,8 +130,8 @@ class Sampler:
 class Losses:
     """What was dropped anywhere: by the programs, or between the hot process and here."""
 
-    def __init__(self, node: NodeState, now_ns: int) -> None:
-        self._node = node
+    def __init__(self, figures: Figures, now_ns: int) -> None:
+        self._figures = figures
         self._lost: Counter[str] | None = None
         self._lost_ns = now_ns
 
@@ -138,8 +139,8 @@ class Losses:
         """What was dropped since the last poll; the first one finds nothing new."""
         lost: Counter[str] = Counter()
         for message, name in _DROPPED.items():
-            lost[name] += self._node.stats.get(f"dropped_{message}")
-        counted = self._node.counted()
+            lost[name] += self._figures.stats.get(f"dropped_{message}")
+        counted = self._figures.counted()
         for which, name in _LOST.items():
             lost[name] += counted.get(f"lost_{which}", 0)
         fresh = {name: n - self._lost[name] for name, n in lost.items()} if self._lost is not None else {}
@@ -201,6 +202,7 @@ class EventBuilder:
     def __init__(
         self,
         node: NodeState,
+        figures: Figures,
         on_episode: Callable[[Episode, bool], None],
         on_event: Callable[[ev.Event], None],
         has_log: bool,
@@ -220,8 +222,8 @@ class EventBuilder:
         self.confirmation = KillConfirmation(node.hierarchy, has_log, self.feed)
         self._oom_events = OomEvents(node, self._names, self.confirmation, self.feed, self._is_pressed)
         self._hold_ration = HoldRation()
-        self._sampler = Sampler(node, self._names, self.feed)
-        self._losses = Losses(node, self._now())
+        self._sampler = Sampler(node.hierarchy, figures, self._names, self.feed)
+        self._losses = Losses(figures, self._now())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
         self._ticked_ns = 0

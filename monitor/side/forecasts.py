@@ -23,7 +23,7 @@ from monitor.race.badness import likely_victim, mismatch
 from monitor.race.events import Crossing, Sample, Watched
 from monitor.race.forecast import LEVEL, SEEN_NS, DomainForecast, Forecast, domain_forecasts, within
 from monitor.side.judge import Histogram
-from monitor.side.node_state import NodeState, pod_owners
+from monitor.side.node_state import Figures, NodeState, pod_owners
 
 _SOON_NS = 60_000_000_000
 _VICTIMS = "victims"
@@ -44,10 +44,13 @@ _VICTIM_NS = 5_000_000_000
 class Forecaster:
     """``forecasts`` and ``mismatch`` are the latest, whole values that other threads may read."""
 
-    def __init__(self, node: NodeState, facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]]) -> None:
+    def __init__(
+        self, node: NodeState, figures: Figures, facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]]
+    ) -> None:
         self.forecasts: Mapping[str, DomainForecast] = {}
         self.mismatch: Mapping[str, Any] | None = None
         self.node = node
+        self.figures = figures
         self.error_s = Histogram(FORECAST_ERROR_S)
         self.judged = dict.fromkeys(("inside", "sooner", "later", "none"), 0)  # crossings, by their forecast
         self._facts = facts
@@ -82,7 +85,7 @@ class Forecaster:
     @property
     def _current(self) -> Mapping[str, DomainForecast]:
         """The latest; none once nothing is followed finely: it would stand until the next samples, up to 10 s."""
-        return self.forecasts if self.node.stats.get("armed") else {}
+        return self.forecasts if self.figures.stats.get("armed") else {}
 
     def outlook(self, what: str) -> dict[str, Forecast]:
         """Domain -> the forecast of its nearest ``threshold``, or of its limit (``oom``); none where too little is
@@ -111,7 +114,7 @@ class Forecaster:
 
     def alarms(self, now_ns: int) -> tuple[dict[str, Forecast], Mapping[str, Any] | None]:
         """What is worth an alert, because it has held for a while: forecasts of an OOM kill by domain; the mismatch."""
-        if not self.node.stats.get("armed"):
+        if not self.figures.stats.get("armed"):
             return {}, None
         lasting = [what for what, ns in self._since_ns.items() if now_ns - ns >= _LASTS_NS[what]]
         ahead = {name: self.forecasts[name].oom for name in lasting if name in self.forecasts}
@@ -148,10 +151,10 @@ class Forecaster:
                 key = (name, forecast.threshold.signal, forecast.threshold.level)
                 if now - self._made.setdefault(key, forecast.threshold).at_ns > SEEN_NS:
                     self._made[key] = forecast.threshold
-        if self.node.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
+        if self.figures.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
             self._victims_ns = now
             self.mismatch = self._compare()
-        elif not self.node.stats.get("armed"):
+        elif not self.figures.stats.get("armed"):
             self.mismatch = None
         self._note_alarms(now)
 
@@ -209,7 +212,7 @@ class Forecaster:
         """The policy's order by the figures of this moment; not ``counted``: by the cgroups' files."""
         stats = {}
         for uid, found in self.node.pods.items():
-            reading = self.node.used(found.cgroup, counted)
+            reading = self.figures.used(found.cgroup, counted)
             if reading is not None:
                 stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
         pods = [found.pod for found in self.node.pods.values()]

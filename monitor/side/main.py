@@ -39,15 +39,17 @@ from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
 from monitor.link.messages import Flight, LogLine
 from monitor.link.upgrade import refuse_other_code
+from monitor.pods.model import PodSource
 from monitor.pods.source import open_for
 from monitor.pods.spec import CLUSTER, check_spec
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.garbage import Garbage
+from monitor.side.health import Health, HotWatch
 from monitor.side.left_changes import LeftChanges, wait_for_next_s
 from monitor.side.message_handler import MessageHandler
-from monitor.side.node_state import NodeState
+from monitor.side.node_state import Figures, NodeState
 from monitor.side.pod_sync import PodSync
 from monitor.side.pod_watch import PodWatch
 from monitor.side.process_watch import ProcessWatch
@@ -109,42 +111,45 @@ class Side:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         disks = find_disks(config.nodefs, config.imagefs)
         self.disks = DiskWatch(config, disks, lambda: self.node.pods, self.wake, self.log)
-        self.node = self._made_state(stats, hierarchy)
-        self.processes = ProcessWatch(self.node)
-        self.reloader = Reloader(self.node, lambda: self.races)
-        self.pods = PodSync(self.node, sock, self.processes.scores, self.heartbeat.ping)
+        mem_total = meminfo.mem_total()
+        self.node = self._made_state(hierarchy, mem_total)
+        self.watch = PodWatch(self._opened_source(mem_total), self.wake)
+        self.figures = Figures(self.node, stats, self.node.send)
+        self.health = Health(self.node, stats, self.node.send, self.wake, self.watch, self.disks)
+        self.processes = ProcessWatch(self.node, self.figures, self.watch.doubt)
+        self.reloader = Reloader(self.node, stats, self.watch, self._take_config)
+        self.pods = PodSync(self.node, self.watch, sock, self.processes.scores, self.heartbeat.ping)
         self.daemon_socket: DaemonSocket | None = None
         self._poll = select.poll()
         self._ending = False
 
-    def _made_state(self, stats: SharedStats, hierarchy: cgroupfs.Hierarchy) -> NodeState:
-        config, mem_total = self.config, meminfo.mem_total()
-        path = Path(config.node_cgroup) if config.node_cgroup else hierarchy.root
-        limit = cgroupfs.limit(path) if config.node_cgroup else None
-        hot_pid, side_pid = os.getppid(), os.getpid()
-        source = open_for(config, hierarchy, mem_total, path, (hot_pid, side_pid), Path(config.state_dir))
-        node = NodeState(
+    def _made_state(self, hierarchy: cgroupfs.Hierarchy, mem_total: int) -> NodeState:
+        config = self.config
+        limit = cgroupfs.limit(Path(config.node_cgroup)) if config.node_cgroup else None
+        return NodeState(
             config=config,
             hierarchy=hierarchy,
             capacity=mem_total if limit is None else limit,
-            stats=stats,
             send=lambda message: channel.send(self.sock, message),
-            hot_pid=hot_pid,
-            side_pid=side_pid,
+            hot_pid=os.getppid(),
+            side_pid=os.getpid(),
             wake_side=self.wake,
-            watch=PodWatch(source, self.wake),
-            disks=self.disks,
             thresholds=config.thresholds(),
             log=self.log,
         )
+
+    def _opened_source(self, mem_total: int) -> PodSource:
+        node = self.node
+        about = node.hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(self.config.state_dir)
+        source = open_for(self.config, *about)
         if source.feed is not None:
             source.feed.on_evicted = lambda *about: node.others_evicted(about)
             source.feed.on_ending = node.holds.evicted
-        return node
+        return source
 
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
-        self.node.watch.start()
+        self.watch.start()
         self.left_changes.at_start()
         self._wait_for_pods()
         first = self.pods.take()
@@ -158,7 +163,9 @@ class Side:
         self._open_races()
         self._open_cluster()
         set_capacity = self.processes.scores.set_capacity
-        self.messages = MessageHandler(self.node, self.files, set_capacity, self.reloader.ask, self.cluster)
+        self.messages = MessageHandler(
+            self.node, self.figures, self.disks, self.files, set_capacity, self.reloader.ask, self.cluster
+        )
         log_fd = self.races.fileno() if self.races is not None else None
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), log_fd):
             if fd is not None:
@@ -175,7 +182,7 @@ class Side:
 
     def _turn(self, ready: set[int]) -> None:
         """What these descriptors have, and what is due."""
-        self.node.side_turns += 1
+        self.health.turns += 1
         if self.sock.fileno() in ready:
             self._read_channel()
         if self.processes.fileno() in ready:
@@ -205,18 +212,18 @@ class Side:
 
     def _open_doors(self) -> None:
         """HTTP for scrapers and for commands; and the watch for a hot process that hangs."""
-        from monitor.side.endpoints import DaemonSocket, serve
-        from monitor.side.hot_watch import HotWatch
+        from monitor.side.endpoints import DaemonSocket, Summary, serve
 
-        HotWatch(self.node).start()
-        serve(self.listener, self.node, self._metrics, lambda: self.races)
-        self.daemon_socket = DaemonSocket(self.node, self.reloader, lambda: self.races)
+        HotWatch(self.node.hot_pid, self.health, self.log).start()
+        summary = Summary(self.node, self.figures, self.health, lambda: self.races)
+        serve(self.listener, self.health, summary, self._metrics)
+        self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.reloader)
         self.daemon_socket.open()
 
     def _wait_for_pods(self) -> None:
         """Wait for the first list of the pods, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
-        while time.monotonic() < deadline and not self.node.watch.wait_known(HEARTBEAT_NS / 2e9):
+        while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.heartbeat.ping()
 
     def _read_left_messages(self) -> None:
@@ -297,29 +304,23 @@ class Side:
         """Open the BPF table; without it the figures come from the cgroup files."""
         if self.config.rung == POLL:
             return
-        from monitor.kernel.domains import DomainTable
-        from monitor.kernel.pins import Pins
-
         try:
-            pins = Pins(self.config.pin_dir)
-            self.node.table = DomainTable(pins)
-            self.node.pins = pins
-            self.node.counted()  # opens what is read later, when the pins may be gone
+            self.figures.open()
         except MonitorError as error:
             self.log.warning("memory figures come from the cgroup files", problem=str(error))
 
     def _metrics(self, server: Server) -> Metrics:
         from monitor.side.export.metrics import Metrics
 
-        parts = self.node, self.processes, self.reloader, self.files, self.lines
-        return Metrics(*parts, server, lambda: (self.races, self.cluster))
+        parts = self.node, self.figures, self.health, self.watch, self.disks, self.processes, self.reloader
+        return Metrics(*parts, self.files, self.lines, server, lambda: (self.races, self.cluster))
 
     def _open_races(self) -> None:
         """The code that judges races is imported when the hot process knows its pods."""
         from monitor.side.races import Races
 
         try:
-            self.races = Races(self.node)
+            self.races = Races(self.node, self.figures, self.health)
         except MonitorError as error:
             self.log.error("races are not judged", problem=str(error))
             return
@@ -333,13 +334,18 @@ class Side:
         if check_spec(self.config.pods)[0] in CLUSTER:
             from monitor.side.cluster.cluster import open_cluster
 
-            self.cluster = open_cluster(self.node, self.files, self.races)
+            self.cluster = open_cluster(self.node, self.disks, self.files, self.races)
         if (state_dir / "taints").is_dir():
             from monitor.side.cluster.record import start_removal
 
             # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
             own = self.cluster.name if self.cluster is not None and self.config.taints_node else ""
             start_removal(state_dir, self.log, own)
+
+    def _take_config(self, config: RunConfig) -> None:
+        self.disks.take_config(config)
+        if self.races is not None:
+            self.races.take_config(config)
 
     def _send_disk_figures(self) -> None:
         """Send the figures of the disks. A message that is not delivered is merged into the next one."""

@@ -28,7 +28,8 @@ from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.race.badness import Process
-from monitor.side.node_state import NodeState, label, pod_owners
+from monitor.side.disk_watch import DiskWatch
+from monitor.side.node_state import Figures, NodeState, label, pod_owners
 from monitor.side.oom_events import is_outside_node
 from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.worker import Worker
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
-def takers(node: NodeState) -> tuple[str, ...]:
+def takers(node: NodeState, figures: Figures) -> tuple[str, ...]:
     """The largest users of the node's memory that cannot be evicted: critical pods, and cgroups that are in no pod.
 
     Each with its bytes and its largest process.
@@ -53,7 +54,8 @@ def takers(node: NodeState) -> tuple[str, ...]:
         elif process.pod in pods and rules.is_critical(pods[process.pod].pod):
             groups.setdefault(str(pods[process.pod].cgroup), []).append(process)
     sized = [
-        (_bytes(node, Path(path), inside), path, max(inside, key=lambda p: p.rss)) for path, inside in groups.items()
+        (_bytes(node, figures, Path(path), inside), path, max(inside, key=lambda p: p.rss))
+        for path, inside in groups.items()
     ]
     return tuple(
         f"{largest.comm} (pid {largest.pid}) in {largest.pod_name or path}: {size} bytes"
@@ -61,10 +63,10 @@ def takers(node: NodeState) -> tuple[str, ...]:
     )
 
 
-def _bytes(node: NodeState, path: Path, processes: list[Process]) -> int:
+def _bytes(node: NodeState, figures: Figures, path: Path, processes: list[Process]) -> int:
     """The working set of a cgroup that has only these processes; the sum of their RSS where it may count others too."""
     if path not in (node.node_path, node.hierarchy.root) and not list(cgroupfs.descendants(path)):
-        reading = node.used(path)
+        reading = figures.used(path)
         if reading is not None:
             return reading.working_set
     return sum(p.rss for p in processes)
@@ -96,6 +98,8 @@ class MessageHandler:
     def __init__(
         self,
         node: NodeState,
+        figures: Figures,
+        disks: DiskWatch,
         files: Worker,
         set_capacity: Callable[[int], object],
         reread: Callable[[], None],
@@ -105,6 +109,8 @@ class MessageHandler:
         self._cluster = cluster
         self._era = era(node.config.policy)
         self.node = node
+        self.figures = figures
+        self.disks = disks
         self.files = files
         self.log = node.log
         self.log_budget = node.log_budget
@@ -152,7 +158,7 @@ class MessageHandler:
             return self._cannot_use(messages.NAMES[type(message)], f"{type(error).__name__}: {error}")
 
     def _cannot_use(self, kind: str, problem: str) -> bool:
-        self.node.bad_messages += 1
+        self.figures.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 
@@ -169,7 +175,7 @@ class MessageHandler:
     def _look_for_takers(self) -> None:
         """By a thread: reading the processes of the node may take some milliseconds."""
         try:
-            found = takers(self.node)
+            found = takers(self.node, self.figures)
         except MonitorError as error:  # the worker's thread would end with it
             self.log.warning("what takes the memory is not known", problem=str(error))
             return
@@ -250,7 +256,7 @@ class MessageHandler:
         if signal in MEMORY_SIGNALS:
             containers: Iterable[tuple[str, int]] | None = decision.containers.items()
         else:
-            stats = self.node.disks.pod_stats(pod.uid)
+            stats = self.disks.pod_stats(pod.uid)
             containers = None if stats is None else container_usage(stats, resource)
         quantity, available = self._quantity(decision), decision.available
         return eviction_message(pod, resource, quantity, available, containers, decision.working_set)
@@ -307,7 +313,7 @@ class MessageHandler:
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
-        self.node.disks.reclaim(tuple(message.actions))
+        self.disks.reclaim(tuple(message.actions))
 
     def _on_reap(self, message: messages.Reap) -> None:
         pids, number = list(message.pids), message.id

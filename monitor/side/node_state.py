@@ -31,18 +31,6 @@ from monitor.side.holds import Holds
 if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable
     from monitor.kernel.pins import Map, Pins
-    from monitor.side.disk_watch import DiskWatch
-    from monitor.side.pod_watch import PodWatch
-
-#: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
-#: frees when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
-FRESH_NS = 1_000_000_000
-#: The longest wait for that. A sweep of 330 cgroups takes a few milliseconds.
-_REFRESH_TIMEOUT_S = 0.5
-_REFRESH_POLL_S = 0.005
-#: A hot loop that has not published for this long gets a request that makes it turn.
-_QUIET_NS = 5_000_000_000
-_PROBE_TIMEOUT_S = 2.0
 
 #: What other threads report to the main loop. With --evict-by api: a decision that the API server accepted or refused,
 #: and the end of its pod. Uid, name and message of a pod that is reported as Evicted. A pod that stalls.
@@ -56,15 +44,10 @@ class NodeState:
     config: RunConfig
     hierarchy: Hierarchy
     capacity: int
-    stats: SharedStats
     send: Callable[[SideMessage], bool]
     hot_pid: int
     side_pid: int
     wake_side: Callable[[], None]  # makes the helper's main loop turn
-    watch: PodWatch
-    disks: DiskWatch
-    table: DomainTable | None = None
-    pins: Pins | None = None
     log: Log = field(default_factory=Log)
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
@@ -77,12 +60,8 @@ class NodeState:
     takers: tuple[str, ...] = ()  # the processes that take the memory while evictions are suspended, largest first
     kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
     given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
-    bad_messages: int = 0  # of the hot process, that could not be used
     thresholds: tuple[Threshold, ...] = ()
     evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
-    side_turns: int = 0  # of the helper's main loop
-    _counts: Map | None = None
-    _refreshing: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.holds = Holds(self.log, self.send, self.config.holds)
@@ -116,6 +95,70 @@ class NodeState:
         """The node's directory in the memory hierarchy."""
         return Path(self.config.node_cgroup) if self.config.node_cgroup else self.hierarchy.root
 
+    def named_pods(self) -> dict[tuple[str, str], FoundPod]:
+        """The pods by (namespace, name), as metrics name them.
+
+        A pod that was deleted and made again has another uid and the same name: the older one is shown as ``name~uid``
+        while it is there, because a series that appears twice makes the whole scrape invalid.
+        """
+        named: dict[tuple[str, str], FoundPod] = {}
+        for found in self.pods.values():
+            namespace, name = key = found.pod.namespace, found.pod.name
+            if (older := named.pop(key, None)) is not None:
+                named[namespace, f"{name}~{older.pod.uid}"] = older
+            named[key] = found
+        return named
+
+
+def label(pod: Pod) -> str:
+    """How a pod is called in logs and incidents."""
+    return f"{pod.namespace}/{pod.name}"
+
+
+def pod_owners(pods: Mapping[str, FoundPod]) -> Callable[[Path], Owner | None]:
+    """A function from a cgroup to its pod: by its own path, or by one above it."""
+    owners = {path: found for found in pods.values() for path in (found.cgroup, *found.containers.values())}
+
+    def owner(cgroup: Path) -> Owner | None:
+        found = next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
+        return None if found is None else (found.pod.uid, label(found.pod))
+
+    return owner
+
+
+#: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
+#: frees when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
+FRESH_NS = 1_000_000_000
+#: The longest wait for that. A sweep of 330 cgroups takes a few milliseconds.
+_REFRESH_TIMEOUT_S = 0.5
+_REFRESH_POLL_S = 0.005
+
+
+@dataclass(eq=False)
+class Figures:
+    """``send(message)`` reaches the hot process, which brings the counters up to date."""
+
+    node: NodeState
+    stats: SharedStats
+    send: Callable[[SideMessage], bool]
+    table: DomainTable | None = None
+    pins: Pins | None = None
+    bad_messages: int = 0  # of the hot process, that could not be used
+
+    def __post_init__(self) -> None:
+        self._counts: Map | None = None
+        self._refreshing = threading.Lock()
+
+    def open(self) -> None:
+        """Read the programs' table from now on. Raises MonitorError."""
+        from monitor.kernel.domains import DomainTable
+        from monitor.kernel.pins import Pins
+
+        pins = Pins(self.node.config.pin_dir)
+        self.table = DomainTable(pins)
+        self.pins = pins
+        self.counted()  # opens what is read later, when the pins may be gone
+
     def refresh(self) -> None:
         """Have the hot process bring the counters up to date unless they are. May wait 0.5 s."""
         with self._refreshing:  # a storm of scrapes causes one sweep
@@ -124,44 +167,12 @@ class NodeState:
                 return
             sweeps = stats.get("sweeps")
             if self.send(Refresh()):
-                _wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
+                wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
 
     def is_counted(self) -> bool:
         """Whether the counters are of this moment without a request to the hot process."""
         stats = self.stats
         return bool(stats.get("armed")) or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS
-
-    def hot_lives(self) -> bool:
-        """Whether the hot loop turns. A request to sweep makes a quiet loop turn; may wait 2 s."""
-        stats = self.stats
-        if time.monotonic_ns() - stats.get("published_ns") < _QUIET_NS:
-            return True
-        loops = stats.get("loops")
-        return self.send(Refresh()) and _wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
-
-    def side_lives(self) -> bool:
-        """Whether the helper's main loop turns when it is woken; may wait 2 s."""
-        turns = self.side_turns
-        self.wake_side()
-        return _wait_until(lambda: self.side_turns != turns, _PROBE_TIMEOUT_S)
-
-    def not_ready(self) -> str:
-        """Why decisions cannot be made yet; "" when they can."""
-        stalled_s = self.watch.stalled_s()
-        if stalled_s:
-            return f"looking at the pods ({self.config.pods}) has been hanging for {stalled_s:.0f} s"
-        hung_s = self.disks.stalled_s()
-        if hung_s:
-            return f"looking at the disks has been hanging for {hung_s:.0f} s"
-        if not self.synced:
-            return "the pods are not known yet"
-        if not self.stats.get("ready_ns"):
-            return "the hot process is starting"
-        if self.state is None:
-            return "the hot process has not reported its state yet"
-        if not self.state.ready:
-            return "the hot process is not ready: its counters are not complete yet"
-        return ""
 
     def counted(self) -> dict[str, int]:
         """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them.
@@ -184,19 +195,14 @@ class NodeState:
         found["messages"] = self.bad_messages
         return found
 
-    def named_pods(self) -> dict[tuple[str, str], FoundPod]:
-        """The pods by (namespace, name), as metrics name them.
-
-        A pod that was deleted and made again has another uid and the same name: the older one is shown as ``name~uid``
-        while it is there, because a series that appears twice makes the whole scrape invalid.
-        """
-        named: dict[tuple[str, str], FoundPod] = {}
-        for found in self.pods.values():
-            namespace, name = key = found.pod.namespace, found.pod.name
-            if (older := named.pop(key, None)) is not None:
-                named[namespace, f"{name}~{older.pod.uid}"] = older
-            named[key] = found
-        return named
+    def over(self, found: FoundPod) -> dict[str, int]:
+        """What a pod's processes caused beyond the budgets so far, by kind (`monitor.kernel.domains.OVER`)."""
+        total: dict[str, int] = {}
+        if self.table is not None:
+            for cgroup_id in found.cgroup_ids:
+                for what, n in self.table.over(cgroup_id).items():
+                    total[what] = total.get(what, 0) + n
+        return total
 
     def used(self, path: Path, counted: bool = True, limited: bool = False) -> Reading | None:
         """A cgroup's memory: exact from the BPF table where it is watched (not ``counted``: never), else from its
@@ -205,7 +211,7 @@ class NodeState:
         try:
             exact = self.table.read(cgroupfs.cgroup_id(path)) if counted and self.table is not None else None
             if exact is None:
-                return cgroupfs.read_cgroup(self.hierarchy, path)
+                return cgroupfs.read_cgroup(self.node.hierarchy, path)
             return exact._replace(capacity=cgroupfs.limit(path)) if limited else exact
         except cgroupfs.CgroupGone:
             return None  # removed between two looks: the pod source reports it
@@ -214,38 +220,23 @@ class NodeState:
         """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses.
         ``counted`` as for `used`.
         """
-        observation = self.state.observation if self.state is not None else {}
+        node = self.node
+        observation = node.state.observation if node.state is not None else {}
         found: dict[str, Reading] = {}
-        for name, path in (("node", self.node_path), ("kubepods", self.kubepods)):
+        for name, path in (("node", node.node_path), ("kubepods", node.kubepods)):
             if path is None:
                 continue
             if name in observation:
                 capacity = observation[name]["capacity"]
             else:
-                capacity = self.capacity - (self.config.reserved if name == "kubepods" else 0)
+                capacity = node.capacity - (node.config.reserved if name == "kubepods" else 0)
             reading = self.used(path, counted)
             if reading is not None:
                 found[name] = reading._replace(capacity=capacity)
         return found
 
 
-def label(pod: Pod) -> str:
-    """How a pod is called in logs and incidents."""
-    return f"{pod.namespace}/{pod.name}"
-
-
-def pod_owners(pods: Mapping[str, FoundPod]) -> Callable[[Path], Owner | None]:
-    """A function from a cgroup to its pod: by its own path, or by one above it."""
-    owners = {path: found for found in pods.values() for path in (found.cgroup, *found.containers.values())}
-
-    def owner(cgroup: Path) -> Owner | None:
-        found = next((owners[path] for path in (cgroup, *cgroup.parents) if path in owners), None)
-        return None if found is None else (found.pod.uid, label(found.pod))
-
-    return owner
-
-
-def _wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Poll shared memory (nothing can be waited on there) until the condition holds; False if it never did."""
     deadline = time.monotonic() + timeout_s
     while not condition():

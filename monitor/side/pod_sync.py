@@ -16,7 +16,7 @@ from monitor.pods.model import Change, FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.releases import era
 from monitor.side.node_state import NodeState, label
-from monitor.side.pod_watch import pod_message
+from monitor.side.pod_watch import PodWatch, pod_message
 
 
 @dataclass
@@ -24,6 +24,7 @@ class PodSync:
     """``ping()`` is called between pods: 110 of them may take longer than a heartbeat."""
 
     node: NodeState
+    watch: PodWatch
     sock: socket.socket
     scores: OomScores
     ping: Callable[[], None]
@@ -42,7 +43,7 @@ class PodSync:
         """What the watch found since the last call; the hot process gets it first."""
         total = Change()
         updated: dict[str, FoundPod] = {}
-        for found in self.node.watch.take():
+        for found in self.watch.take():
             if isinstance(found, MonitorError):
                 self._log.error(str(found))
                 continue
@@ -65,7 +66,7 @@ class PodSync:
                 self._log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))
                 return
             del self._unsent[uid]
-        if not self.node.synced and self.node.watch.wait_known(0):
+        if not self.node.synced and self.watch.wait_known(0):
             self.node.synced = channel.send(self.sock, Synced())
 
     def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:

@@ -27,7 +27,7 @@ from monitor.link.messages import Braked, Decision, Evicted, State
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
-from monitor.side.node_state import NodeState, label
+from monitor.side.node_state import Figures, NodeState, label
 
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
@@ -244,21 +244,12 @@ def _may(found: FoundPod) -> bool:
 LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
 
 
-def over(node: NodeState, found: FoundPod) -> dict[str, int]:
-    """What a pod's processes caused beyond the budgets so far, by kind (`monitor.kernel.domains.OVER`)."""
-    total: dict[str, int] = {}
-    if node.table is not None:
-        for cgroup_id in found.cgroup_ids:
-            for what, n in node.table.over(cgroup_id).items():
-                total[what] = total.get(what, 0) + n
-    return total
-
-
 @dataclass
 class OverBudget:
     """``look_for(uid)``: the pod has processes without a record. The log budget is flushed here, too."""
 
     node: NodeState
+    figures: Figures
     look_for: Callable[[str], None]
     clock: Callable[[], int] = time.monotonic_ns
 
@@ -295,7 +286,7 @@ class OverBudget:
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}
         for uid, found in self.node.pods.items():
-            counted = over(self.node, found)
+            counted = self.figures.over(found)
             if not any(counted.values()):
                 continue
             self._seen[uid] = counted
@@ -335,9 +326,12 @@ _OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Bra
 class ProcessWatch:
     """What the helper's loop does about processes. ``marks``: None where the OOM killer is not guided."""
 
-    def __init__(self, node: NodeState) -> None:
+    def __init__(self, node: NodeState, figures: Figures, doubt: Callable[[str], None]) -> None:
+        """``doubt``: has the processes of a pod looked at again."""
         config = node.config
         self._node = node
+        self._figures = figures
+        self._doubt_pod = doubt
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
         about = node.hierarchy, node.capacity, self._notes, node.log_budget, era(config.policy)
         self.marks: VictimMarks | None = None
@@ -347,7 +341,7 @@ class ProcessWatch:
             self.marks.start()
         else:
             self.scores = OomScores(*about)
-        self.over = OverBudget(node, self.scores.look_around)
+        self.over = OverBudget(node, figures, self.scores.look_around)
         self._feed: ProcessFeed | None = None
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 
@@ -356,7 +350,7 @@ class ProcessWatch:
         from monitor.actions import procfeed
 
         try:
-            self._feed = procfeed.open_feed(self._node.pins, self.scores, self._node.log)
+            self._feed = procfeed.open_feed(self._figures.pins, self.scores, self._node.log)
         except MonitorError as error:
             self._node.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
 
@@ -383,7 +377,7 @@ class ProcessWatch:
         for uid in _first(message):
             if time.monotonic() >= at + (DOUBT_S if uid == before else NEXT_DOUBT_S):
                 self._doubted = uid, time.monotonic()
-                self._view.watch.doubt(uid)
+                self._doubt_pod(uid)
 
     def settle(self) -> None:
         """Look at the processes that are due. Raises MonitorError."""

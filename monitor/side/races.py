@@ -21,8 +21,9 @@ from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_s
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.forecasts import Forecaster
+from monitor.side.health import Health
 from monitor.side.judge import Judge
-from monitor.side.node_state import NodeState, OtherEviction
+from monitor.side.node_state import Figures, NodeState, OtherEviction
 from monitor.side.stalls import Stalls
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ _ALERTS_NS = 1_000_000_000
 
 
 class Races:
-    def __init__(self, node: NodeState) -> None:
+    def __init__(self, node: NodeState, figures: Figures, health: Health) -> None:
         config, log = node.config, node.log
         self._node = node
+        self._figures, self._health = figures, health
         self._log = log
         self._node_name = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
         self.alerts = AlertSender(
@@ -50,10 +52,10 @@ class Races:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
         self.event_builder = EventBuilder(
-            node, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
+            node, figures, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
         )
-        self.forecaster = Forecaster(node, self.event_builder.facts)
-        self.stalls = Stalls(node, tuple(map(parse_rule, config.stall)), self._order)
+        self.forecaster = Forecaster(node, figures, self.event_builder.facts)
+        self.stalls = Stalls(node, figures, tuple(map(parse_rule, config.stall)), self._order)
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
@@ -69,7 +71,7 @@ class Races:
 
     def _order(self) -> list[str]:
         """Uids of the pods that may be evicted, by the figures of this moment."""
-        return [one.uid for one in self.forecaster.order(self._node.is_counted()) if not one.critical]
+        return [one.uid for one in self.forecaster.order(self._figures.is_counted()) if not one.critical]
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
@@ -102,7 +104,7 @@ class Races:
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
-            self._node.bad_messages += 1
+            self._figures.bad_messages += 1
             self._log.error(
                 "a message cannot be made an event",
                 type=NAMES[type(message)],
@@ -163,10 +165,10 @@ class Races:
 
     def _update_alerts(self) -> None:
         node = self._node
-        reason = node.not_ready()
+        reason = self._health.not_ready()
         if not reason:
             self._not_ready_since = time.monotonic()
-        lost = node.lost()
+        lost = self._figures.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
         self._alerted = met, _ = node.met, _reason(node.state)

@@ -11,20 +11,19 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import meminfo
 from monitor.link import channel
+from monitor.link.counters import SharedStats
 from monitor.link.rare_messages import Apply, Reconfigure
 from monitor.link.upgrade import is_replaced
 from monitor.pods.spec import SERVICES
 from monitor.policy.signals import MEMORY
 from monitor.settings.config import RunConfig
 from monitor.side.node_state import NodeState
-
-if TYPE_CHECKING:
-    from monitor.side.races import Races
+from monitor.side.pod_watch import PodWatch
 
 #: Pauses between checks whether the hot process has applied it: it does in its next turn, or a debugger stops it.
 _POLL_S, _SLOW_POLL_S, _QUICK = 0.005, 0.25, 200
@@ -54,11 +53,14 @@ class _HalfTaken(Exception):
 
 
 class Reloader:
-    """`state` is replaced as a whole. ``races()``: None until they are judged."""
+    """`state` is replaced as a whole. ``take_config`` gives it to what does not read the state."""
 
-    def __init__(self, node: NodeState, races: Callable[[], Races | None]) -> None:
+    def __init__(
+        self, node: NodeState, stats: SharedStats, watch: PodWatch, take_config: Callable[[RunConfig], object]
+    ) -> None:
         self._node = node
-        self._races = races
+        self._stats, self._watch = stats, watch
+        self._take_config = take_config
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.state = Reloads()
@@ -151,7 +153,7 @@ class Reloader:
         """Have the hot process take it, and wait until it has. Raises MonitorError where it cannot. ``staged``: with
         the pods that it changes.
         """
-        stats = self._node.stats
+        stats = self._stats
         # Above those that were refused too: the answer to an earlier one would be taken for that to this one.
         number = 1 + max(map(stats.get, ("config_number", "config_staged", "config_refused")))
         message = Reconfigure(number, config.to_json(), staged)
@@ -169,26 +171,24 @@ class Reloader:
 
     def _look_by(self, config: RunConfig) -> None:
         """Have the pods looked at by its table of services, from begin to end: the look under way may be of before."""
-        watch = self._node.watch
-        watch.source.rules = config.services
-        enough = watch.look_soon() + 2
-        while watch.look_soon() < enough:
+        self._watch.source.rules = config.services
+        enough = self._watch.look_soon() + 2
+        while self._watch.look_soon() < enough:
             time.sleep(_POLL_S)
 
     def _wait(self, counter: str, number: int) -> None:
         """Send it to the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
-        node = self._node
         # For ever: once it is sent, the hot process may apply it at any time.
         for pause_s in chain(repeat(_POLL_S, _QUICK), repeat(_SLOW_POLL_S)):
-            if node.stats.get(counter) == number:
+            if self._stats.get(counter) == number:
                 return
-            if node.stats.get("config_refused") == number:
+            if self._stats.get("config_refused") == number:
                 raise MonitorError(
                     "the hot process has no descriptor left for it, or is of another version than the helper process",
                     "try again: outrace reload; if that is refused too, restart outrace",
                 )
             if self.due is not None:
-                node.wake_side()
+                self._node.wake_side()
             time.sleep(pause_s)
 
     def apply(self, due: Apply) -> None:
@@ -198,8 +198,5 @@ class Reloader:
 
     def _go_by(self, config: RunConfig) -> None:
         """Apply in the helper what the hot process has applied."""
-        node, races = self._node, self._races()
-        node.config, node.thresholds = config, config.thresholds()
-        node.disks.take_config(config)
-        if races is not None:
-            races.take_config(config)
+        self._node.config, self._node.thresholds = config, config.thresholds()
+        self._take_config(config)

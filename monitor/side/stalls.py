@@ -23,7 +23,7 @@ from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rul
 from monitor.race.events import NODE, Stalled
 from monitor.race.units import size
 from monitor.side.export.log import LogBudget
-from monitor.side.node_state import NodeState, label
+from monitor.side.node_state import Figures, NodeState, label
 
 T = TypeVar("T")
 
@@ -81,6 +81,7 @@ class Stalls:
     def __init__(
         self,
         node: NodeState,
+        figures: Figures,
         rules: Sequence[Rule],
         order: Callable[[], Sequence[str]],
         machine: Callable[[], pressure.Waited | None] = lambda: pressure.waited(pressure.PROC),
@@ -88,6 +89,7 @@ class Stalls:
         self.shown: Mapping[str, Shown] = {}  # by uid, `KUBEPODS`, `MACHINE`
         self.counted = 0  # stalls
         self._node = node
+        self._figures = figures
         self._rules = {rule.scope: rule for rule in rules}
         self._order = order
         self._machine = machine
@@ -101,7 +103,7 @@ class Stalls:
         self._problem = ""  # logged last
         self._log_budget = LogBudget(node.log)  # of this thread: a pod can cause any number of lines
         #: Growth of each pod and outside of them, and the eviction order; when they were read.
-        self._figures: tuple[int, Mapping[str, int], int, Sequence[str]] = (-PACE_NS, {}, 0, ())
+        self._growths: tuple[int, Mapping[str, int], int, Sequence[str]] = (-PACE_NS, {}, 0, ())
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
@@ -248,9 +250,9 @@ class Stalls:
 
     def _find_cause(self, one: _Subject, now_ns: int) -> None:
         lacks = self._lacks(one)
-        if now_ns - self._figures[0] >= PACE_NS:  # 110 pods: 10 ms
-            self._figures = (now_ns, *self._growth(), self._in_order())
-        one.cause, one.lacks = stall.cause(lacks, *self._figures[1:]), lacks.size
+        if now_ns - self._growths[0] >= PACE_NS:  # 110 pods: 10 ms
+            self._growths = (now_ns, *self._growth(), self._in_order())
+        one.cause, one.lacks = stall.cause(lacks, *self._growths[1:]), lacks.size
 
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         return Stalled(
@@ -287,7 +289,7 @@ class Stalls:
         return {uid: found for uid, path in places.items() if (found := self._size(path)) is not None}
 
     def _size(self, cgroup: Path) -> tuple[int, int] | None:
-        reading = self._node.used(cgroup, counted=False)
+        reading = self._figures.used(cgroup, counted=False)
         if reading is None:
             return None
         return max(0, reading.usage - reading.inactive_file - reading.active_file), reading.usage
@@ -322,7 +324,7 @@ class Stalls:
         hierarchy = self._node.hierarchy
         found = self._node.pods.get(one.uid)
         for cgroup in () if found is None else (found.cgroup, *found.containers.values()):
-            own, has = limits.read(hierarchy, cgroup, swap=False) or {}, self._node.used(cgroup, counted=False)
+            own, has = limits.read(hierarchy, cgroup, swap=False) or {}, self._figures.used(cgroup, counted=False)
             for name, what in (("max", stall.OWN_LIMIT), ("high", stall.THROTTLED)):
                 line = own.get(name)
                 if line is not None and has is not None and line - has.usage < max(_NEAR_LIMIT, line // 64):
@@ -339,7 +341,7 @@ class Stalls:
         return "" if found is None else label(found.pod)
 
     def _available(self) -> int | None:
-        whole = self._node.domains(counted=False).get(NODE)
+        whole = self._figures.domains(counted=False).get(NODE)
         return None if whole is None else whole.available
 
 

@@ -13,7 +13,6 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import NAMES, runbook
-from monitor.side.cluster.cluster import Cluster
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
 from monitor.side.races import Races
@@ -21,7 +20,7 @@ from monitor.side.reload import Reloader
 from monitor.side.worker import Worker
 from tests.alerts.services import DEPLOY, binary
 from tests.commands import ROOT, run
-from tests.side.views import view as side_view
+from tests.side.parts import Parts
 
 RULES = DEPLOY / "prometheus" / "outrace.rules.yml"
 UNIT_TESTS = DEPLOY / "prometheus" / "outrace.rules.test.yml"
@@ -158,12 +157,13 @@ _SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"),
 def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
-    view = side_view(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
-    races, worker = Races(view), Worker("none")
-    cluster = Cluster(view, ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1", worker, races)  # not asked
-    parts = view, ProcessWatch(view), Reloader(view, lambda: races), worker, worker
+    parts = Parts(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
+    node, figures, watch = parts.node, parts.figures, parts.watch
+    races, worker = Races(node, figures, parts.health), Worker("none")
+    cluster = parts.cluster(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1", worker, races)  # not asked
+    own = ProcessWatch(node, figures, print), Reloader(node, figures.stats, watch, lambda _: None), worker, worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
-    metrics = Metrics(*parts, http, lambda: (races, cluster))
+    metrics = Metrics(node, figures, parts.health, watch, parts.disks, *own, http, lambda: (races, cluster))
     try:
         families = list(metrics.collect())
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}

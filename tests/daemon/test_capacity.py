@@ -15,14 +15,12 @@ from monitor.lab.node import LabNode
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.settings.config import RunConfig
-from monitor.side.message_handler import MessageHandler
-from monitor.side.worker import Worker
 from monitor.sources.watch import make_watch
 from tests import live
 from tests.daemon import stand_ins
 from tests.daemon.harness import STATE
 from tests.daemon.hot_node import hard, hot_node
-from tests.side.views import view
+from tests.side.parts import Parts
 
 MIB, GIB = live.MIB, 1 << 30
 CHANGED = "the capacity has changed; thresholds follow it"
@@ -114,11 +112,11 @@ def test_only_the_machine_is_without_huge_pages(tmp_path: Path) -> None:
 def test_scores_are_of_the_whole_memory(node: str | None, tmp_path: Path) -> None:
     """As a kubelet's oom_score_adj, huge pages or not; of a node that is a cgroup they are of its limit."""
     total, scored = meminfo.mem_total(), list[int]()
-    known = view(RunConfig(state_dir=str(tmp_path), node_cgroup=node), cgroupfs.Hierarchy(2, tmp_path), total)
-    handler = MessageHandler(known, Worker("files"), scored.append, lambda: None)
+    parts = Parts(RunConfig(state_dir=str(tmp_path), node_cgroup=node), cgroupfs.Hierarchy(2, tmp_path), total)
+    handler = parts.handler(scored=scored.append)
     for capacity in (total - GIB, total - GIB, total - 2 * GIB):
         assert handler.handle(STATE._replace(observation={"node": {"capacity": capacity}}))
-        assert known.capacity == capacity
+        assert parts.node.capacity == capacity
     assert scored == [total if node is None else total - GIB, total if node is None else total - 2 * GIB]
 
 

@@ -73,16 +73,14 @@ class Heard:
             kubepods=kubepods,
             pods=pods or {},
             thresholds=(),
-            stats=SimpleNamespace(get=lambda _: 0),
             hot_pid=0,
             side_pid=0,
-            table=None,
-            counted=dict,
             holds=SimpleNamespace(is_at_cap=lambda *_: False, evicted=lambda *what: self.passed_on.append(what)),
             log=SimpleNamespace(info=lambda *_, **__: None),
         )
+        figures: Any = SimpleNamespace(stats=SimpleNamespace(get=lambda _: 0), table=None, counted=dict)
         self.event_builder = EventBuilder(
-            view, lambda e, final: self.episodes.append((e, final)), self.events.append, False, now=now
+            view, figures, lambda e, final: self.episodes.append((e, final)), self.events.append, False, now=now
         )
 
     def of(self, kind: type[Event]) -> list[Any]:
@@ -226,7 +224,7 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) ->
 @pytest.fixture
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1})
-    return Forecaster(view, lambda: ((), ()))
+    return Forecaster(view, view, lambda: ((), ()))
 
 
 def ahead(seconds: float | None, latest: float | None) -> DomainForecast:

@@ -14,11 +14,9 @@ from monitor.link.messages import Oom
 from monitor.race.events import KMSG_BY_HAND, KMSG_PLACE, Checked
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import BURST
-from monitor.side.message_handler import MessageHandler
 from monitor.side.oom_events import COUNTED_NS, UNSURE_NS, KillConfirmation, is_outside_node
-from monitor.side.worker import Worker
 from tests.race.builders import mark
-from tests.side.views import view
+from tests.side.parts import Parts
 
 
 class Asked:
@@ -142,12 +140,12 @@ def test_what_is_outside_the_node(more: dict[str, Any], node: str | None, expect
 
 def test_they_are_counted_and_logged_within_a_budget(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = RunConfig(state_dir=str(tmp_path), node_cgroup="/c/node")
-    node = view(config, Hierarchy(2, Path("/c")), 1 << 20)
-    handler = MessageHandler(node, Worker("files"), lambda _: None, lambda: None)
+    parts = Parts(config, Hierarchy(2, Path("/c")), 1 << 20)
+    handler = parts.handler()
     for _ in range(100):
         assert all(map(handler.handle, (step(), step(kind="kill"), step(exiting=True))))
-    assert node.kills_outside_node == 100
-    node.log_budget.flush(at_once=True)
+    assert parts.node.kills_outside_node == 100
+    parts.node.log_budget.flush(at_once=True)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == BURST + 1
     assert "victim=stress" in lines[0]

@@ -18,6 +18,7 @@ from monitor.race.events import Lost
 from monitor.side.event_builder import Losses
 from monitor.side.export.log import LogBudget
 from monitor.side.holds import Holds
+from monitor.side.node_state import Figures
 from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from tests.daemon.test_heartbeat import stats as stats
 from tests.log_lines import LogLines
@@ -74,10 +75,10 @@ class Side:
         self.log = LogLines()
         self.looked: list[str] = []
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
-        table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
-        self.view = SimpleNamespace(pods=pods, table=table, log=self.log, log_budget=LogBudget(self.log))
+        figures = Figures(None, None, None, SimpleNamespace(over=lambda at: self.counts.get(at, {})))
+        self.view = SimpleNamespace(pods=pods, log=self.log, log_budget=LogBudget(self.log))
         self.view.holds = Holds(self.log, lambda _: True, tells=False)
-        self.over = OverBudget(self.view, self.looked.append, clock=lambda: self.now)
+        self.over = OverBudget(self.view, figures, self.looked.append, clock=lambda: self.now)
 
     def turn(self) -> None:
         self.now = self.over.due_ns()

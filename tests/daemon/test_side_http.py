@@ -14,7 +14,7 @@ from monitor.side import endpoints
 from tests import live
 from tests.daemon import harness
 from tests.daemon.harness import STATE, Node, Series, eventually, metric, metrics, oom, value
-from tests.side.views import view
+from tests.side.parts import Parts
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -44,15 +44,16 @@ def test_a_main_loop_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) 
     """Also one that has turned before; it is asked to turn."""
     server = MagicMock()
     monkeypatch.setattr(endpoints, "Server", server)
-    monkeypatch.setattr("monitor.side.node_state._PROBE_TIMEOUT_S", 0.0)
-    known = view(RunConfig(), cgroupfs.Hierarchy(2, Path("/")), 1 << 30)
-    endpoints.serve(MagicMock(), known, MagicMock(), lambda: None)
+    monkeypatch.setattr("monitor.side.health._PROBE_TIMEOUT_S", 0.0)
+    parts = Parts(RunConfig(), cgroupfs.Hierarchy(2, Path("/")), 1 << 30)
+    health = parts.health
+    endpoints.serve(MagicMock(), health, parts.summary, MagicMock())
     healthz = server.call_args.args[1]["/healthz"]
-    known.side_turns = 7
+    health.turns = 7
     answer = healthz.ask("/healthz", "")
     assert (answer.status, answer.body) == (503, b"the helper's main loop stands still\n")
-    known.wake_side = lambda: setattr(known, "side_turns", 8)
-    assert known.side_lives()
+    health.wake = lambda: setattr(health, "turns", 8)
+    assert health.side_lives()
 
 
 def test_metrics_follow_the_pods_and_the_kernel(node: Node) -> None:

@@ -34,11 +34,12 @@ class Evictions:
         self.live: set[str] = set()
         self.reported: list[Any] = []
         # What `NodeState` has of the node, here of pods in the fake API server.
-        known = {"met": [{"signal": SIGNAL, "kind": "hard"}], "disks": SimpleNamespace(orders={}), "log": Log()}
+        known = {"met": [{"signal": SIGNAL, "kind": "hard"}], "log": Log()}
+        self.disks: Any = SimpleNamespace(orders={})
         config = RunConfig(eviction_max_pod_grace_period_s=10)
         self.node: Any = SimpleNamespace(pods={}, config=config, others_evicted=self.reported.append, **known)
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
-        self.evictions = ApiEvictions(client, self.node, self.clock, back_off)
+        self.evictions = ApiEvictions(client, self.node, self.disks, self.clock, back_off)
         self.outcomes = self.evictions.outcomes
 
     @property
@@ -243,7 +244,7 @@ def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(
     evictions: Evictions, api: FakeApiServer
 ) -> None:
     kept = evictions.add("full", app="db")
-    evictions.node.disks.orders = {"nodefs.available": [kept, evictions.add("next")]}
+    evictions.disks.orders = {"nodefs.available": [kept, evictions.add("next")]}
     evictions.add("small")
     keep(api, app="db")
     evictions.decide("full", "small", signal=None, kind="limit")

@@ -20,7 +20,7 @@ from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.test_status_writer import Writer, evicted, record
 from tests.kube.test_status_writer import writer as writer
-from tests.side.views import view
+from tests.side.parts import Parts
 from tests.waiting import until as wait_until
 
 
@@ -146,9 +146,8 @@ def open_cluster(
     made: list[Cluster] = []
 
     def make() -> Cluster:
-        made.append(
-            Cluster(view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 1), config, "node-1", files)
-        )
+        parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 1)
+        made.append(parts.cluster(config, "node-1", files))
         made[-1].start()
         return made[-1]
 

@@ -12,16 +12,14 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
 from monitor.settings.config import RunConfig
-from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.node import LOOK_S, TRIES, NodeReport
 from monitor.side.export.log import Log
-from monitor.side.node_state import NodeState
 from monitor.side.worker import Worker
 from tests.daemon.harness import STATE
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.log_lines import LogLines
-from tests.side.views import view
+from tests.side.parts import Parts
 from tests.waiting import until
 
 KEY = ("nodes", "", "node-1")
@@ -203,18 +201,16 @@ def test_an_answer_of_another_shape_writes_nothing(node: Node, api: FakeApiServe
 # with the threads of the cluster
 
 
-def tainting(state_dir: Path, log: Log, *conditions: str) -> NodeState:
-    """What the helper knows, while these conditions hold."""
+def tainting(state_dir: Path, log: Log, *conditions: str) -> Parts:
+    """A helper, while these conditions hold."""
     settings = RunConfig(state_dir=str(state_dir), node_taints="own")
-    made = view(settings, Hierarchy(2, state_dir), 1 << 30, log=log)
-    made.state = STATE._replace(conditions=conditions)
-    return made
+    return Parts(settings, Hierarchy(2, state_dir), 1 << 30, log=log, state=STATE._replace(conditions=conditions))
 
 
 def test_an_end_without_a_server_waits_for_nobody(
     config: ClusterConfig, files: Worker, api: FakeApiServer, tmp_path: Path
 ) -> None:
-    cluster = Cluster(tainting(tmp_path, Log(), "MemoryPressure"), config, "node-1", files)
+    cluster = tainting(tmp_path, Log(), "MemoryPressure").cluster(config, "node-1", files)
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     api.refuse()

@@ -18,7 +18,6 @@ from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import STATUS_NOT_TAKEN
 from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.reports import AWAY, TAKEN
-from monitor.side.message_handler import MessageHandler
 from monitor.side.races import Races
 from monitor.side.worker import Worker
 from tests.alerts.services import Webhook
@@ -28,7 +27,7 @@ from tests.kube.test_cluster_records import BOTH, _phase, reasons, until
 from tests.kube.test_cluster_records import in_time as in_time
 from tests.kube.test_cluster_records import open_cluster as open_cluster
 from tests.kube.test_status_writer import evicted
-from tests.side.views import view
+from tests.side.parts import Parts
 
 
 def test_the_events_go_at_once_and_the_status_when_it_ended(
@@ -79,14 +78,14 @@ def test_a_later_eviction_of_the_same_pod_takes_its_place(
 
 @pytest.mark.parametrize("given_s", [0, 30])
 def test_what_the_hot_process_reports_of_an_end(given_s: int, files: Worker, tmp_path: Path) -> None:
-    known = view(RunConfig(enforce=True, state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
-    known.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
-    known.first_seen["uid-a"] = 1_800_000_000.0
+    known = Parts(RunConfig(enforce=True, state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
+    known.node.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
+    known.node.first_seen["uid-a"] = 1_800_000_000.0
     begun, ended = list[tuple[str, int, bool]](), list[tuple[str, int]]()
     cluster = create_autospec(Cluster, instance=True)
     cluster.evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
     cluster.ended = lambda uid, ns: ended.append((uid, ns))
-    handler = MessageHandler(known, files, lambda _: None, lambda: None, cluster)
+    handler = known.handler(files, cluster=cluster)
     kind = "soft" if given_s else "hard"
     assert handler.handle(DECISION._replace(observed=False, kind=kind, given_s=given_s, signalled_ns=3))
     assert handler.handle(Killed("uid-a", "default/a", 4))
@@ -101,9 +100,9 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     """One that is taken is none."""
     hook = Webhook()
     settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,), node_name="node-1")
-    known = view(settings, cgroupfs.detect(), 1 << 30)
-    races = Races(known)
-    cluster = Cluster(known, config, "node-1", files, races)
+    known = Parts(settings, cgroupfs.detect(), 1 << 30)
+    races = Races(known.node, known.figures, known.health)
+    cluster = known.cluster(config, "node-1", files, races)
     with hook.running():
         cluster.start()
         try:

@@ -8,7 +8,6 @@ import pytest
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
-from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.node import NodeReport
 from monitor.side.cluster.record import TaintRecord, TaintRecords, start_removal
 from monitor.side.worker import Worker
@@ -56,12 +55,12 @@ def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
     for name in ("_END_S", "_END_REQUEST_S"):
         monkeypatch.setattr(f"monitor.side.cluster.cluster.{name}", 60.0)
     known = tainting(tmp_path, LogLines(), "MemoryPressure")
-    cluster = Cluster(known, config, "node-1", files, kubeconfig=("/etc/kubeconfig", False))
+    cluster = known.cluster(config, "node-1", files, kubeconfig=("/etc/kubeconfig", False))
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     assert at_the_patch[0] == [(MEMORY["key"],)]
     assert [one.kubeconfig for one in records.load(pytest.fail)] == ["/etc/kubeconfig"]
-    known.state = tainting(tmp_path, LogLines(), "DiskPressure").state
+    known.node.state = tainting(tmp_path, LogLines(), "DiskPressure").node.state
     until(lambda: DISK in seen(api) and keys_of(records) == [(DISK["key"],)], "the other one")
     cluster.close()
     until(lambda: seen(api) == FOREIGN and not list(records.path.glob("*.json")), "none")

@@ -15,7 +15,6 @@ from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner
 from monitor.pods.source import open_for
 from monitor.settings.config import RunConfig
-from monitor.side.endpoints import summary
 from tests.commands import called
 from tests.limited import write
 from tests.pods.top_node import MI, common
@@ -23,7 +22,7 @@ from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
 from tests.puppet import Puppet
-from tests.side.views import view as side_view
+from tests.side.parts import Parts
 
 #: What makes cgroups is live.
 pytestmark = pytest.mark.newest
@@ -109,11 +108,11 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
     """What the daemon's side answers for this node, made by its own code."""
     hierarchy = cgroupfs.detect()
     config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}")
-    view = side_view(config, hierarchy, cgroupfs.limit(node) or 0)
+    parts = Parts(config, hierarchy, cgroupfs.limit(node) or 0)
     with closing(open_for(config, hierarchy, meminfo.mem_total())) as source:
         source.poll()
-        view.pods = dict(source.pods)
-    return summary(view, None)
+        parts.node.pods = dict(source.pods)
+    return parts.summary.made()
 
 
 @pytest.mark.live

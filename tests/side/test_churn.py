@@ -22,13 +22,12 @@ from monitor.settings.config import RunConfig
 from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder, Sampler
-from monitor.side.node_state import NodeState
 from monitor.side.pod_sync import PodSync
 from monitor.side.races import Races
 from tests.filesystems import nested
 from tests.log_lines import LogLines
 from tests.pods.cluster import a_pod, uid_of
-from tests.side import views
+from tests.side.parts import Parts
 
 S = 1_000_000_000
 
@@ -69,14 +68,14 @@ class Node:
         self.source = ClusterSource(self.feed, Within(hierarchy, root))
         watch = SimpleNamespace(take=self._take, wait_known=lambda _: True)
         settings = RunConfig(node_cgroup=str(root))
-        self.view: NodeState = views.view(settings, hierarchy, 1 << 40, table=self.table, watch=watch)
-        self.view.log = LogLines()
-        self.scores = OomScores(hierarchy, 1 << 40, None, self.view.log_budget)
+        parts = Parts(settings, hierarchy, 1 << 40, table=self.table, log=LogLines())
+        self.node, self.figures = parts.node, parts.figures
+        self.scores = OomScores(hierarchy, 1 << 40, None, self.node.log_budget)
         self.changes: list[Change] = []
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
-        self.pods = PodSync(self.view, self.ours, self.scores, lambda: None)
-        self.builder = EventBuilder(self.view, lambda *_: None, lambda _: None, False)
+        self.pods = PodSync(self.node, watch, self.ours, self.scores, lambda: None)
+        self.builder = EventBuilder(self.node, self.figures, lambda *_: None, lambda _: None, False)
 
     def make_cgroup(self, path: Path) -> None:
         path.mkdir(parents=True)
@@ -118,7 +117,7 @@ class Node:
     def turn(self) -> None:
         """As a turn of the helper's main loop, a second later."""
         self.now_s += 1
-        before = self.view.pods
+        before = self.node.pods
         self.pods.examine(self.pods.take(), before)
         self.builder.update_pods()
         self.builder._sampler.sample(int(self.now_s * S))
@@ -135,13 +134,13 @@ class Node:
     def entries(self) -> dict[str, int]:
         """How many of each are kept, in everything with a key for each pod, cgroup or look."""
         owners = {
-            "view": self.view,
+            "view": self.node,
             "feed": self.feed,
             "source": self.source,
             "watcher": self.source._watcher,
             "pods": self.pods,
             "scores": self.scores,
-            "lines": self.view.log_budget,
+            "lines": self.node.log_budget,
             "builder": self.builder,
             "sampler": self.builder._sampler,
             "oom events": self.builder._oom_events.stopping_pods,
@@ -199,7 +198,7 @@ def test_one_that_went_between_two_turns_is_forgotten(side: Node, known: bool) -
     side.look()
     assert [(len(one.updated), len(one.removed)) for one in side.changes] == [(1, 0), (0, 1)]
     side.turn()
-    assert not side.view.pods
+    assert not side.node.pods
     assert not side.scores._pods
 
 
@@ -227,20 +226,20 @@ def test_a_message_about_what_cannot_be_read_is_counted(side: Node) -> None:
     def refused(_: object) -> None:
         raise MonitorError("the id cannot be read: File name too long")
 
-    races: Any = SimpleNamespace(recorder=None, _received=0, _node=side.view, _log=side.view.log)
+    races: Any = SimpleNamespace(recorder=None, _received=0, _figures=side.figures, _log=side.node.log)
     races.event_builder = SimpleNamespace(handle=refused)
     Races.handle(races, Stored(1))
-    assert side.view.bad_messages == 1
+    assert side.figures.bad_messages == 1
 
 
 def sampled(directory: Path) -> tuple[Sampler, dict[str, int], list[Any]]:
     """A sampler of a node without pods, the daemon's counters, and what was fed."""
     stats: dict[str, int] = {"armed": 1}
-    view: Any = SimpleNamespace(table=Figures(cgroup_id(directory)), stats=stats)
-    names = CgroupNames(Hierarchy(1, directory), directory)
+    figures: Any = SimpleNamespace(table=Figures(cgroup_id(directory)), stats=stats)
+    names = CgroupNames(hierarchy := Hierarchy(1, directory), directory)
     names.update({}, None)
     fed: list[Any] = []
-    return Sampler(view, names, fed.append), stats, fed
+    return Sampler(hierarchy, figures, names, fed.append), stats, fed
 
 
 def test_samples_are_kept_as_long_as_a_forecast_looks_back(tmp_path: Path) -> None:

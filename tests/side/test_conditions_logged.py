@@ -1,26 +1,24 @@
 """What the state of the hot process brings about: a line of log where node conditions changed; a look at the victim."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.settings.config import RunConfig
 from monitor.side import process_watch
-from monitor.side.message_handler import MessageHandler
 from monitor.side.process_watch import ProcessWatch
 from monitor.side.worker import Worker
 from tests.daemon.harness import STATE
 from tests.log_lines import LogLines
-from tests.side.views import view
+from tests.side.parts import Parts
 
 
 def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
     """As the messages come over the socket: with lists."""
-    known = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
+    parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
     files, log = Worker("files"), LogLines()
-    handler = MessageHandler(known, files, lambda _: None, lambda: None)
+    handler = parts.handler(files)
     handler.log = log
     for conditions in ([], [], ["MemoryPressure"], ["MemoryPressure"], []):
         assert handler.handle(STATE._replace(conditions=conditions))
@@ -34,8 +32,8 @@ def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
 
 def test_near_a_threshold_the_next_victim_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     doubted: list[str] = []
-    watch = SimpleNamespace(doubt=doubted.append)
-    processes = ProcessWatch(view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20, watch=watch))
+    parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
+    processes = ProcessWatch(parts.node, parts.figures, doubted.append)
     for now, armed, victim in ((9, False, "a"), (10, True, "a"), (10.9, True, "b"), (11, True, "b"), (15, True, "b"),
                                (16, True, "b"), (30, True, None)):  # fmt: skip
         monkeypatch.setattr(process_watch.time, "monotonic", lambda now=now: now)

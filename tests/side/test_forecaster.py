@@ -15,7 +15,7 @@ MIB = 1 << 20
 @pytest.fixture
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1}, pods={})
-    made = Forecaster(view, lambda: ((), ()))
+    made = Forecaster(view, view, lambda: ((), ()))
     made._compare = lambda: None  # (the kernel's likely victim is no part of this)
     return made
 

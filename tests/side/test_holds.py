@@ -13,10 +13,8 @@ from monitor.race.events import Event, Hold, HoldEnd
 from monitor.settings.config import RunConfig
 from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds
-from monitor.side.message_handler import MessageHandler
-from monitor.side.worker import Worker
 from tests.log_lines import LogLines
-from tests.side.views import view
+from tests.side.parts import Parts
 
 MIB = 1 << 20
 HELD = Held(
@@ -167,9 +165,12 @@ def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
 
 def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
     """A changed brake is none."""
-    known, events = view(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 * MIB), list[tuple[Any, ...]]()
+    parts, events = (
+        Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 * MIB),
+        list[tuple[Any, ...]](),
+    )
     cluster: Any = SimpleNamespace(pod_event=lambda *about, warns: events.append((*about[:3], warns)))
-    handler = MessageHandler(known, Worker("files"), lambda _: None, lambda: None, cluster)
+    handler = parts.handler(cluster=cluster)
     for message in (HELD, HELD._replace(cap=0), ENDED, ENDED):
         assert handler.handle(message)
     assert events == [("u", "ns/hog", "OutraceHeld", True), ("u", "ns/hog", "OutraceReleased", False)]

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from monitor.side.hot_watch import HotWatch
+from monitor.side.health import HotWatch
 
 
 class Stats:
@@ -24,8 +24,8 @@ class Stats:
 
 def watch(pid: int, loops: int, lives: bool, kill: Any = None) -> tuple[HotWatch, Stats]:
     stats = Stats(loops)
-    view: Any = SimpleNamespace(hot_pid=pid, stats=stats, hot_lives=lambda: lives, log=MagicMock())
-    return HotWatch(view, kill=kill), stats
+    health: Any = SimpleNamespace(stats=stats, hot_lives=lambda: lives)
+    return HotWatch(pid, health, MagicMock(), kill), stats
 
 
 def test_one_that_hangs_is_killed_at_the_third_look() -> None:

@@ -12,13 +12,13 @@ from monitor.settings.config import RunConfig
 from monitor.side.export.metrics import limit_metrics
 from monitor.side.node_state import NodeState
 from tests.limited import MIB, write
-from tests.side.views import view
+from tests.side.parts import Parts
 
 Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 def view_of(root: Path, node: str = "") -> NodeState:
-    return view(RunConfig(node_cgroup=node or None), Hierarchy(2, root), 512 * MIB)
+    return Parts(RunConfig(node_cgroup=node or None), Hierarchy(2, root), 512 * MIB).node
 
 
 def found(name: str, cgroup: Path, uid: str = "") -> FoundPod:

@@ -9,9 +9,8 @@ from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Refresh
 from monitor.settings.config import RunConfig
-from monitor.side.endpoints import summary_response
 from tests.limited import write
-from tests.side import views
+from tests.side.parts import Parts
 
 MIB = 1 << 20
 
@@ -32,22 +31,21 @@ def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path:
     node = write(tmp_path / "node", files)
     sent: list[Any] = []
     config = RunConfig(node_cgroup=str(node))
-    view = views.view(config, Hierarchy(2, tmp_path), 64 * MIB, table=Table(node))
-    view.send = lambda message: sent.append(message) or False  # type: ignore[func-returns-value]
+    parts = Parts(config, Hierarchy(2, tmp_path), 64 * MIB, Table(node))
+    stats, respond = parts.figures.stats, parts.summary.respond
+    parts.figures.send = lambda message: sent.append(message) or False  # type: ignore[func-returns-value]
 
     def usage(response: Any) -> int:
         found: int = json.loads(response.body)["node"]["memory"]["usageBytes"]
         return found
 
-    assert (usage(summary_response(view, None, is_live=True)), sent) == (20 * MIB, []), "never swept: the files"
-    view.stats.set("armed", 1)
-    assert (usage(summary_response(view, None, is_live=True)), sent) == (40 * MIB, []), (
-        "armed: they follow every charge"
-    )
-    view.stats.set("armed", 0)
-    view.stats.set("sweep_ns", time.monotonic_ns() + 60 * 10**9)  # the look may come late
-    assert (usage(summary_response(view, None, is_live=True)), sent) == (40 * MIB, []), "just swept"
-    view.stats.set("sweep_ns", time.monotonic_ns() - 2_000_000_000)
-    assert (usage(summary_response(view, None, is_live=True)), sent) == (20 * MIB, [])
-    assert usage(summary_response(view, None)) == 40 * MIB
+    assert (usage(respond(is_live=True)), sent) == (20 * MIB, []), "never swept: the files"
+    stats.set("armed", 1)
+    assert (usage(respond(is_live=True)), sent) == (40 * MIB, []), "armed: they follow every charge"
+    stats.set("armed", 0)
+    stats.set("sweep_ns", time.monotonic_ns() + 60 * 10**9)  # the look may come late
+    assert (usage(respond(is_live=True)), sent) == (40 * MIB, []), "just swept"
+    stats.set("sweep_ns", time.monotonic_ns() - 2_000_000_000)
+    assert (usage(respond(is_live=True)), sent) == (20 * MIB, [])
+    assert usage(respond()) == 40 * MIB
     assert sent == [Refresh()], "for exact figures it is asked"

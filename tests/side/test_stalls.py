@@ -16,7 +16,7 @@ from monitor.side.stalls import Stalls
 from tests.limited import write
 from tests.log_lines import LogLines
 from tests.policy.builders import pod
-from tests.side.views import view
+from tests.side.parts import Parts
 
 S, MIB = 10**9, 1 << 20
 
@@ -30,13 +30,13 @@ class Node:
         self.sizes = {"reader": (10, 80), "hog": (1, 0), "": (20, 90)}  # MiB that reclaim cannot take, and files
         self.limits = {"reader": "max", "hog": "max"}
         self.log = LogLines()
-        self.view = view(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB, log=self.log)
-        self.view.pods = {name: self._pod(name) for name in ("reader", "hog")}
-        self.view.synced = True
+        parts = Parts(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB, log=self.log)
+        self.node = parts.node
+        self.node.pods = {name: self._pod(name) for name in ("reader", "hog")}
+        self.node.synced = True
         self.write()
-        self.stalls = Stalls(
-            self.view, tuple(map(parse_rule, rules or ("pod>50%,grace=10s",))), lambda: ["hog", "reader"], self._waited
-        )
+        made = tuple(map(parse_rule, rules or ("pod>50%,grace=10s",)))
+        self.stalls = Stalls(self.node, parts.figures, made, lambda: ["hog", "reader"], self._waited)
 
     def _waited(self) -> pressure.Waited:
         memory, io, _, _ = map(sum, zip(*self.waits.values(), strict=True))
@@ -74,7 +74,7 @@ class Node:
             self.stalls.turn(self.now_ns)
 
     def events(self) -> list[Any]:
-        return [self.view.evictions.get_nowait() for _ in range(self.view.evictions.qsize())]
+        return [self.node.evictions.get_nowait() for _ in range(self.node.evictions.qsize())]
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
         node.second(reader=0.8)
     (begun,) = node.events()
     assert (begun.cause, begun.why) == (None, "unknown")
-    node.view.pods = {"hog": node.view.pods["hog"]}
+    node.node.pods = {"hog": node.node.pods["hog"]}
     node.second()
     (over,) = node.events()
     assert over.over == "gone"
@@ -177,7 +177,7 @@ def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
 
 def test_a_pod_that_outrace_holds_does_not_stall(node: Node) -> None:
     node.second()
-    node.view.holds.now = {"reader": None}  # type: ignore[dict-item]
+    node.node.holds.now = {"reader": None}  # type: ignore[dict-item]
     for _ in range(14):
         node.second(reader=0.9, hog=0.6)
     assert [found.pod for found in node.events()] == ["hog"]
@@ -229,6 +229,6 @@ def test_the_machine_can_stall_as_a_whole(tmp_path: Path) -> None:
 def test_without_psi_no_thread_begins_and_the_log_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(pressure, "waited", lambda directory: None)
-    monkeypatch.setattr(node.view.log, "info", lines.append)
+    monkeypatch.setattr(node.node.log, "info", lines.append)
     node.stalls.start()
     assert lines == ["stalls are not known: the kernel has no PSI (boot with psi=1)"]

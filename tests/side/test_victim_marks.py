@@ -22,7 +22,7 @@ from tests.daemon.harness import DECISION, STATE
 from tests.log_lines import LogLines
 from tests.policy.builders import container, pod
 from tests.puppet import Puppet
-from tests.side.views import view
+from tests.side.parts import Parts
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 NAMES = ("a", "b", "critical")
@@ -42,8 +42,8 @@ class Bench:
             self.pods[name] = found(name, cgroup)
             self.processes[name] = stack.enter_context(Puppet(cgroup))
             self.write(name, 100 * (number + 1))
-        known = view(RunConfig(state_dir=str(state_dir)), cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
-        self.marks = VictimMarks(known, self.clock)
+        known = Parts(RunConfig(state_dir=str(state_dir)), cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
+        self.marks = VictimMarks(known.node, self.clock)
 
     def clock(self) -> float:
         self.now += self.pass_s

@@ -11,7 +11,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.settings.config import RunConfig
 from monitor.side import message_handler
 from monitor.side.worker import Worker
-from tests.side.views import view
+from tests.side.parts import Parts
 
 TIMEOUT_S = 60.0
 
@@ -87,10 +87,9 @@ def test_closing_gives_up_on_what_cannot_be_done() -> None:
 def test_a_look_at_the_takers_that_fails_does_not_end_the_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_: object) -> None:
+    def refused(*_: object) -> None:
         raise MonitorError("cgroup.procs cannot be read: Cannot allocate memory")
 
-    known, files = view(RunConfig(), Hierarchy(2, tmp_path), 512 << 20), Worker("files")
-    handler = message_handler.MessageHandler(known, files, lambda _: None, lambda: None)
+    handler = Parts(RunConfig(), Hierarchy(2, tmp_path), 512 << 20).handler()
     monkeypatch.setattr(message_handler, "takers", refused)
     handler._look_for_takers()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
@@ -34,10 +34,9 @@ from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.race.events import Gone, Refused
 from monitor.side.cluster.reports import is_there
+from monitor.side.disk_watch import DiskWatch
 from monitor.side.judge import ACCEPTED_S, Histogram
-
-if TYPE_CHECKING:
-    from monitor.side.node_state import NodeState
+from monitor.side.node_state import NodeState
 
 #: After a refusal the pod is not requested again before this: the period of the kubelet and of repeated decisions.
 REFUSED_S = 10.0
@@ -91,12 +90,14 @@ class ApiEvictions:
         self,
         client: ApiClient,
         node: NodeState,
+        disks: DiskWatch,
         clock: Callable[[], float] = time.monotonic,
         back_off: BackOff | None = None,
     ) -> None:
         self.outcomes = dict.fromkeys(OUTCOMES, 0)  # for the metrics, as the next
         self.seconds = Histogram(ACCEPTED_S)
         self._node = node
+        self._disks = disks
         self._log = node.log
         self._clock = clock
         self._client = client
@@ -268,7 +269,7 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             uids += [one.uid for one in (Candidate(*row) for row in decision.order) if not one.critical]
         elif decision.signal is not None:
-            uids += self._node.disks.orders.get(decision.signal, ())
+            uids += self._disks.orders.get(decision.signal, ())
         pods = self._node.pods
         found = (pods[uid].pod for uid in dict.fromkeys(uids) if uid in pods)
         return [

@@ -26,10 +26,11 @@ from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import NodeReport, reason
 from monitor.side.cluster.record import TaintRecord, TaintRecords, condition_record, pod_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
+from monitor.side.disk_watch import DiskWatch
+from monitor.side.node_state import NodeState
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
-    from monitor.side.node_state import NodeState
     from monitor.side.races import Races
 
 #: An idle connection gets a request this often: an API server, and a proxy before it, close idle connections.
@@ -50,6 +51,7 @@ class Cluster:
     def __init__(
         self,
         node: NodeState,
+        disks: DiskWatch,
         config: ClusterConfig,
         name: str,
         files: Worker,
@@ -73,7 +75,7 @@ class Cluster:
             self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more
         )
         #: None but with `--evict-by api`.
-        self.evictions = ApiEvictions(self._client, node) if node.config.asks_api else None
+        self.evictions = ApiEvictions(self._client, node, disks) if node.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # no more requests to the API server
         self._warm_due = 0.0
@@ -171,7 +173,7 @@ def _age_s(since_ns: int) -> float:
     return max(0.0, (time.monotonic_ns() - since_ns) / 1e9)
 
 
-def open_cluster(node: NodeState, files: Worker, races: Races | None) -> Cluster | None:
+def open_cluster(node: NodeState, disks: DiskWatch, files: Worker, races: Races | None) -> Cluster | None:
     """The cluster that the pods come from; None where there is no access to its API server."""
     access = Access.found(node.config)
     try:
@@ -186,6 +188,6 @@ def open_cluster(node: NodeState, files: Worker, races: Races | None) -> Cluster
         return None
     node.log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
     kubeconfig = access.kubeconfig_in_use, bool(access.kubeconfig)
-    cluster = Cluster(node, server, access.node, files, races, kubeconfig)
+    cluster = Cluster(node, disks, server, access.node, files, races, kubeconfig)
     cluster.start()
     return cluster

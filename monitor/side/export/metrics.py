@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -29,17 +30,18 @@ from monitor.link.rare_messages import HELD_FOR, HOLD_ENDS
 from monitor.policy.releases import era
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
 from monitor.policy.suspension import REASONS
-from monitor.side.disk_watch import ACTIONS, Cleanup
+from monitor.side.disk_watch import ACTIONS, Cleanup, DiskWatch
 from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.race_metrics import race_metrics
 from monitor.side.export.route import Response
-from monitor.side.node_state import NodeState
-from monitor.side.process_watch import over
+from monitor.side.health import Health
+from monitor.side.node_state import Figures, NodeState
 from monitor.side.reload import Reloader, Reloads
 
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.export.http import Server
+    from monitor.side.pod_watch import PodWatch
     from monitor.side.process_watch import ProcessWatch
     from monitor.side.races import Races
     from monitor.side.worker import Worker
@@ -113,42 +115,39 @@ _GUIDED = {
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(eq=False)
 class Metrics(Collector):
     """Collects from the helper's parts. ``late()``: those that are None at first, or for ever."""
 
-    def __init__(
-        self,
-        node: NodeState,
-        processes: ProcessWatch,
-        reloader: Reloader,
-        files: Worker,
-        lines: Worker,
-        server: Server,
-        late: Callable[[], tuple[Races | None, Cluster | None]],
-    ) -> None:
-        self.node = node
-        self.reloader = reloader
-        self.late = late
-        self.scores, self.marks = processes.scores, processes.marks
-        self.files = files
-        self.lines = lines
-        self.server = server
+    node: NodeState
+    figures: Figures
+    health: Health
+    watch: PodWatch
+    disks: DiskWatch
+    processes: ProcessWatch
+    reloader: Reloader
+    files: Worker
+    lines: Worker
+    server: Server
+    late: Callable[[], tuple[Races | None, Cluster | None]]
+
+    def __post_init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)  # registering must not read the world
         self.registry.register(self)
 
     def render(self, accept: str) -> Response:
         """The exposition in the format the client asks for (text 0.0.4 or OpenMetrics)."""
         encoder, content_type = choose_encoder(accept)
-        self.node.refresh()
+        self.figures.refresh()
         return Response(200, content_type, encoder(self.registry))
 
     def collect(self) -> Iterator[Metric]:
-        domains = self.node.domains()
+        domains = self.figures.domains()
         yield from self._daemon()
         for name, text in _DOMAIN.items():
             values = {domain: getattr(reading, name) for domain, reading in domains.items()}
             yield gauge(f"memory_{name}_bytes", text, values, "domain")
-        yield from pod_metrics(self.node)
+        yield from pod_metrics(self.node, self.figures)
         yield from hold_metrics(self.node)
         yield from self._signals(domains)
         yield from self._policy()
@@ -161,22 +160,22 @@ class Metrics(Collector):
             yield from cluster_metrics(cluster)
 
     def _daemon(self) -> Iterator[Metric]:
-        node, stats = self.node, self.node.stats
+        node, stats = self.node, self.figures.stats
         build = {"version": __version__, "python": platform.python_version(), "kernel": platform.release()}
         build |= {"mode": node.config.mode, "trigger": node.config.trigger}
         yield InfoMetricFamily("outrace_build", "Version and mode.", build)
-        yield gauge("ready", "1 when decisions can be made.", not node.not_ready())
+        yield gauge("ready", "1 when decisions can be made.", not self.health.not_ready())
         for name, (slot, text) in _GAUGES.items():
             yield gauge(name, text, stats.get(slot) / (1e9 if slot.endswith("_ns") else 1))
         text = "Times the table of page caches of memory cgroups was full; such page cache counts as working set."
-        yield counter("memory_cgroups_uncounted", text, node.counted().get("uncounted", 0))
+        yield counter("memory_cgroups_uncounted", text, self.figures.counted().get("uncounted", 0))
         yield from reload_metrics(self.reloader.state)
-        yield from reclaim_metrics(node.disks.cleanup)
+        yield from reclaim_metrics(self.disks.cleanup)
         rungs = {name: name == node.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the hook in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(node.pods))
         text = "Pods with a cgroup that their source does not list (yet): not watched, never evicted."
-        source = node.watch.source
+        source = self.watch.source
         yield gauge("pods_unlisted", text, len(source.unlisted))
         text = "1 while the kubelet or API server that pods come from does not answer: its last pods stay in use."
         yield gauge("pods_source_failing", text, source.feed is not None and source.feed.is_failing)
@@ -195,7 +194,7 @@ class Metrics(Collector):
         """What each signal reads and is compared with: in bytes, or a count of inodes or process ids."""
         node = self.node
         seen = memory_signals(node, domains)
-        seen |= {signal: (o.available, o.capacity) for signal, o in node.disks.observations.items()}
+        seen |= {signal: (o.available, o.capacity) for signal, o in self.disks.observations.items()}
         # What nothing observes here is never compared.
         thresholds = {(t.signal, "hard" if t.hard else "soft"): t for t in node.thresholds if t.signal in seen}
         for unit in ("bytes", "count"):
@@ -212,7 +211,7 @@ class Metrics(Collector):
         yield gauge("threshold_met", "1 while less than the threshold is available.", crossed, "signal", "kind")
 
     def _policy(self) -> Iterator[Metric]:
-        node, stats = self.node, self.node.stats
+        node, stats = self.node, self.figures.stats
         # What has labels is counted by the helper and starts at 0 with it; these two are the hot process's own counts.
         yield counter("pods_chosen", "Pods chosen for eviction, since the daemon started.", stats.get("decisions"))
         yield counter(
@@ -241,14 +240,14 @@ class Metrics(Collector):
         yield counter("oom_kills_elsewhere", text, node.kills_outside_node)
 
     def _records(self) -> Iterator[Metric]:
-        stats, kernel = self.node.stats, self.node.counted()
+        stats, kernel = self.figures.stats, self.figures.counted()
         written = {kind: max(0, kernel.get(f"emitted_{kind}", 0) - stats.get(f"base_{kind}")) for kind in RECORDS}
         records = {(kind, "kernel"): n for kind, n in written.items()}
         records |= {(kind, "reader"): stats.get(f"records_{kind}") for kind in RECORDS}
         text = "Records written by the BPF programs, and read by the hot process."
         yield counter("records", text, records, "kind", "side")
-        lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.node.lost()
-        lost |= {"log": self.lines.dropped, "files": self.files.dropped, "processes": self.scores.skipped}
+        lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.figures.lost()
+        lost |= {"log": self.lines.dropped, "files": self.files.dropped, "processes": self.processes.scores.skipped}
         yield counter("events_lost", "Records dropped at a full ring, channel or queue.", lost, "where")
         dropped = {name: stats.get(f"dropped_{name}") for name in MESSAGES}
         text = "Messages to the helper process that were dropped, by type."
@@ -257,18 +256,19 @@ class Metrics(Collector):
         yield counter("errors", "System calls of the hot process that failed, by purpose.", failed, "call")
 
     def _side(self) -> Iterator[Metric]:
-        scores, files, server = self.scores, self.files, self.server
+        scores, files, server = self.processes.scores, self.files, self.server
         yield counter("oom_score_adj_mismatches", "Processes seen with another oom_score_adj.", scores.mismatches)
         yield counter("oom_score_adj_written", "Values of oom_score_adj written.", scores.written)
         yield counter("oom_score_adj_denied", "Writes the kernel refused (EACCES).", scores.denied)
-        marked = self.marks.marked if self.marks is not None else {}
+        marks = self.processes.marks
+        marked = marks.marked if marks is not None else {}
         text = "Pods whose processes have oom_score_adj 1000 because the policy would evict them next."
         yield gauge("oom_guided_pods", text, sum(raised > 0 for raised in marked.values()))
         yield gauge(
             "oom_guided_processes", "Processes of these pods with a raised oom_score_adj.", sum(marked.values())
         )
         for name, text in _GUIDED.items():
-            yield counter(f"oom_guide_{name}", text, getattr(self.marks, name, 0))
+            yield counter(f"oom_guide_{name}", text, getattr(marks, name, 0))
         yield counter("state_write_failures", "Failed writes to the state directory.", files.failures)
         failing = files.failing is not None
         yield gauge("state_write_failing", "1 while writes to the state directory fail.", failing)
@@ -385,11 +385,11 @@ _OVER = (
 )
 
 
-def pod_metrics(node: NodeState) -> Iterator[Metric]:
+def pod_metrics(node: NodeState, figures: Figures) -> Iterator[Metric]:
     """Memory, limits, and what is over a budget."""
     request = era(node.config.policy).request
     pods = node.named_pods()
-    used = {key: reading for key, found in pods.items() if (reading := node.used(found.cgroup)) is not None}
+    used = {key: reading for key, found in pods.items() if (reading := figures.used(found.cgroup)) is not None}
     usage = {key: reading.usage for key, reading in used.items()}
     working_set = {key: reading.working_set for key, reading in used.items()}
     requests = {key: request(found.pod, "memory").value for key, found in pods.items()}
@@ -399,7 +399,7 @@ def pod_metrics(node: NodeState) -> Iterator[Metric]:
     yield from limit_metrics(node)
     caused: dict[tuple[str, str, str], int] = {}
     for key, found in pods.items():
-        numbers = over(node, found) | {"log_lines": node.log_budget.left_out["/".join(key)]}
+        numbers = figures.over(found) | {"log_lines": node.log_budget.left_out["/".join(key)]}
         caused |= {(*key, what): n for what, n in numbers.items() if n}
     yield counter("pod_over_budget", _OVER, caused, *_POD, "what")
 
