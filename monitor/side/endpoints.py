@@ -35,8 +35,10 @@ from monitor.link.daemon_socket import (
 )
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import Server
+from monitor.side.export.log import Log
 from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Route, Shared, text
 from monitor.side.health import Health
+from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState
 from monitor.side.reload import Reloader
 
@@ -45,11 +47,13 @@ if TYPE_CHECKING:
     from monitor.side.races import Races
 
 
-def serve(listener: socket.socket, health: Health, summary: Summary, metrics: Callable[[Server], Metrics]) -> None:
+def serve(
+    listener: socket.socket, health: Health, summary: Summary, metrics: Callable[[Server], Metrics], log: Log
+) -> None:
     """Answer on ``listener`` (bound already). ``metrics`` makes them."""
 
     def failed(problem: str) -> None:
-        summary.node.log.error("http request failed", problem=problem)
+        log.error("http request failed", problem=problem)
 
     @cache
     def made() -> Metrics:
@@ -82,6 +86,7 @@ class Summary:
     node: NodeState
     figures: Figures
     health: Health
+    holds: Holds
     races: Callable[[], Races | None]
 
     def respond(self, *, is_live: bool = False) -> Response:
@@ -114,7 +119,7 @@ class Summary:
         pods = [self._pod(found, now, counted) for found in node.pods.values()]
         # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
         forecasts = [] if races is None else races.forecaster.report()
-        ours = {"braked": node.braked, "held": node.holds.shown(), "forecasts": forecasts}
+        ours = {"braked": node.braked, "held": self.holds.shown(), "forecasts": forecasts}
         shares = {} if races is None else {uid: round(one.share, 3) for uid, one in races.stalls.shown.items()}
         ours |= {"stalls": shares, "status": self._status()}
         return {"node": shown, "pods": pods, "outrace": ours}
@@ -180,11 +185,8 @@ class DaemonSocket:
     a CPU (`Shared`).
     """
 
-    def __init__(self, node: NodeState, health: Health, summary: Summary, reloader: Reloader) -> None:
-        self._node = node
-        self._health = health
-        self._summary = summary
-        self._reloader = reloader
+    def __init__(self, node: NodeState, health: Health, summary: Summary, reloader: Reloader, log: Log) -> None:
+        self._node, self._health, self._summary, self._reloader, self._log = node, health, summary, reloader, log
         self.path = Path(node.config.run_dir, SOCKET)
         self._inode = 0
         self._server: Server | None = None
@@ -195,7 +197,7 @@ class DaemonSocket:
             listener = self._bound()
         except OSError as error:
             problem = error.strerror or str(error)
-            self._node.log.warning(
+            self._log.warning(
                 "commands cannot ask this daemon: no socket in the run directory",
                 run_dir=str(self.path.parent),
                 problem=problem,
@@ -211,7 +213,7 @@ class DaemonSocket:
         self._server.start()
 
     def _failed(self, problem: str) -> None:
-        self._node.log.error("request on the daemon's socket failed", problem=problem)
+        self._log.error("request on the daemon's socket failed", problem=problem)
 
     def close(self) -> None:
         """Remove the socket, unless the next helper has replaced it already."""

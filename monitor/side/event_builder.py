@@ -27,7 +27,8 @@ from monitor.race.events import NODE, Lost, Sample, Watched
 from monitor.race.forecast import SEEN_NS, SPACING_NS
 from monitor.race.joining import PRESSURE, STALL
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
-from monitor.side.holds import FOR_MEMORY, HoldRation
+from monitor.side.export.log import Log
+from monitor.side.holds import FOR_MEMORY, HoldRation, Holds
 from monitor.side.node_state import Figures, NodeState, label
 from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
 
@@ -203,24 +204,23 @@ class EventBuilder:
         self,
         node: NodeState,
         figures: Figures,
+        holds: Holds,
+        log: Log,
         on_episode: Callable[[Episode, bool], None],
         on_event: Callable[[ev.Event], None],
         has_log: bool,
         recorder: Recorder | None = None,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._node = node
-        self._now = now
-        self._recorder = recorder
-        self._on_episode = on_episode
-        self._on_event = on_event
+        self._node, self._holds, self._log = node, holds, log
+        self._on_episode, self._on_event, self._recorder, self._now = on_episode, on_event, recorder, now
         self._state = State()
         self._clock = WallClock(self.feed)
         self._names = CgroupNames(node.hierarchy, node.node_path)
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         self.confirmation = KillConfirmation(node.hierarchy, has_log, self.feed)
-        self._oom_events = OomEvents(node, self._names, self.confirmation, self.feed, self._is_pressed)
+        self._oom_events = OomEvents(node, holds, self._names, self.confirmation, self.feed, self._is_pressed)
         self._hold_ration = HoldRation()
         self._sampler = Sampler(node.hierarchy, figures, self._names, self.feed)
         self._losses = Losses(figures, self._now())
@@ -266,8 +266,8 @@ class EventBuilder:
         if pod in self._evicted:
             return
         self._reported.append((pod, name))
-        self._node.holds.evicted(pod, message)
-        self._node.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
+        self._holds.evicted(pod, message)
+        self._log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
         if message.startswith(FOR_MEMORY):
             now = self._now()
             self._clock.look(now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from monitor.kernel import cgroupfs
@@ -22,6 +22,7 @@ from monitor.policy.victims import rank_pods
 from monitor.race.badness import likely_victim, mismatch
 from monitor.race.events import Crossing, Sample, Watched
 from monitor.race.forecast import LEVEL, SEEN_NS, DomainForecast, Forecast, domain_forecasts, within
+from monitor.side.export.log import Log
 from monitor.side.judge import Histogram
 from monitor.side.node_state import Figures, NodeState, pod_owners
 
@@ -41,19 +42,20 @@ FORECAST_ERROR_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _VICTIM_NS = 5_000_000_000
 
 
+@dataclass(eq=False)
 class Forecaster:
     """``forecasts`` and ``mismatch`` are the latest, whole values that other threads may read."""
 
-    def __init__(
-        self, node: NodeState, figures: Figures, facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]]
-    ) -> None:
+    node: NodeState
+    figures: Figures
+    log: Log
+    facts: Callable[[], tuple[Sequence[Sample], Sequence[Watched]]]
+
+    def __post_init__(self) -> None:
         self.forecasts: Mapping[str, DomainForecast] = {}
         self.mismatch: Mapping[str, Any] | None = None
-        self.node = node
-        self.figures = figures
         self.error_s = Histogram(FORECAST_ERROR_S)
         self.judged = dict.fromkeys(("inside", "sooner", "later", "none"), 0)  # crossings, by their forecast
-        self._facts = facts
         self._made: dict[tuple[str, str, int], Forecast] = {}  # domain, signal, level -> what its crossing is held to
         self._victims_ns = 0
         self._limits: dict[str, tuple[int, int | None]] = {}  # uid -> when it was looked up, the pod's own limit
@@ -70,7 +72,7 @@ class Forecaster:
 
     def crossed(self, crossing: Crossing) -> None:
         """A threshold was crossed: count how far off its forecast was, and whether it came in the interval."""
-        if any(w.compared and w.threshold == crossing.threshold for w in self._facts()[1]):
+        if any(w.compared and w.threshold == crossing.threshold for w in self.facts()[1]):
             return  # only a kubelet would have that line: there is no forecast of it
         made = self._made.pop((crossing.domain, crossing.signal, crossing.capacity - crossing.quantity), None)
         # One that is older was followed by no other: growth paused.
@@ -92,7 +94,7 @@ class Forecaster:
         known, and while no threshold is near.
         """
         now = self._current
-        found = {name: getattr(now.get(name), what, None) for name in {w.domain for w in self._facts()[1]}}
+        found = {name: getattr(now.get(name), what, None) for name in {w.domain for w in self.facts()[1]}}
         return {name: made for name, made in found.items() if made is not None}
 
     def report(self) -> list[dict[str, Any]]:
@@ -138,11 +140,11 @@ class Forecaster:
             except Exception as error:  # noqa: BLE001 - one odd look at /proc must not end all forecasts
                 problem = f"{type(error).__name__}: {error}"
                 if problem != logged:
-                    self.node.log.error("forecasts failed; trying again", problem=problem)
+                    self.log.error("forecasts failed; trying again", problem=problem)
             logged = problem
 
     def _update(self, now: int) -> None:
-        samples, watched = self._facts()
+        samples, watched = self.facts()
         growing, limits = self._growing(samples, now)
         self.forecasts = {o.name: o for o in domain_forecasts(growing, watched, now, limits)}
         for name in ("node", "kubepods"):

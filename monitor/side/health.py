@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from monitor.link.counters import SharedStats
-from monitor.link.messages import Refresh, SideMessage
+from monitor.link.messages import Refresh
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.node_state import NodeState, wait_until
+from monitor.side.node_state import Figures, NodeState, wait_until
 from monitor.side.pod_watch import PodWatch
 
 #: A hot loop that has not published for this long gets a request that makes it turn.
@@ -24,11 +23,10 @@ _PROBE_TIMEOUT_S = 2.0
 
 @dataclass(eq=False)
 class Health:
-    """``send(message)`` reaches the hot process; ``wake()`` makes the helper's main loop turn."""
+    """``wake()`` makes the helper's main loop turn."""
 
     node: NodeState
-    stats: SharedStats
-    send: Callable[[SideMessage], bool]
+    figures: Figures
     wake: Callable[[], None]
     watch: PodWatch
     disks: DiskWatch
@@ -36,11 +34,11 @@ class Health:
 
     def hot_lives(self) -> bool:
         """Whether the hot loop turns. A request to sweep makes a quiet loop turn; may wait 2 s."""
-        stats = self.stats
+        stats = self.figures.stats
         if time.monotonic_ns() - stats.get("published_ns") < _QUIET_NS:
             return True
         loops = stats.get("loops")
-        return self.send(Refresh()) and wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
+        return self.figures.send(Refresh()) and wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
 
     def side_lives(self) -> bool:
         """Whether the helper's main loop turns when it is woken; may wait 2 s."""
@@ -58,7 +56,7 @@ class Health:
             return f"looking at the disks has been hanging for {hung_s:.0f} s"
         if not self.node.synced:
             return "the pods are not known yet"
-        if not self.stats.get("ready_ns"):
+        if not self.figures.stats.get("ready_ns"):
             return "the hot process is starting"
         state = self.node.state
         if state is None:
@@ -97,7 +95,7 @@ class HotWatch:
 
     def look(self) -> None:
         """May wait 2 s."""
-        lives, loops = self._health.hot_lives(), self._health.stats.get("loops")
+        lives, loops = self._health.hot_lives(), self._health.figures.stats.get("loops")
         self._missed = 0 if lives or loops != self._loops else self._missed + 1
         self._loops = loops
         if self._missed >= (_MOST if loops else _AT_START):

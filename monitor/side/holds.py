@@ -87,23 +87,19 @@ _MOST_EVICTED = 256
 FOR_MEMORY = "The node was low on resource: memory."
 
 
+@dataclass(eq=False)
 class Holds:
     """``now`` is replaced as a whole, and read by other threads: uid -> the newest `held` of it.
 
     ``send`` reaches the hot process, which gets the evictions by others where it holds pods (``tells``).
     """
 
-    def __init__(
-        self,
-        log: Log,
-        send: Callable[[KubeletEviction], bool],
-        tells: bool,
-        clock: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._clock = clock
-        self._log = log
-        self._send = send
-        self._tells = tells
+    log: Log
+    send: Callable[[KubeletEviction], bool]
+    tells: bool
+    clock: Callable[[], int] = time.monotonic_ns
+
+    def __post_init__(self) -> None:
         self.now: Mapping[str, Held] = {}
         self.begun: Counter[str] = Counter()  # by reason
         self.ended: Counter[str] = Counter()  # by why
@@ -120,7 +116,7 @@ class Holds:
         before = self.now.get(message.pod)
         if self._evicted.get(message.pod, message.id) != message.id:  # SIGTERM came before this hold: its grace runs
             self._evicted[message.pod] = message.id
-            self._send(KubeletEviction(message.pod, for_memory=False))
+            self.send(KubeletEviction(message.pod, for_memory=False))
         if message.id in self._over or (message.resent and before is not None and before.id == message.id):
             return ""  # it is over, or it was sent again although this helper has it
         new = before is None or before.id != message.id
@@ -134,7 +130,7 @@ class Holds:
         if left_out is None:
             return ""
         fields = _logged(message, left_out, held_ns=message.ts_ns, threshold=message.quantity)
-        self._log.warning("pod held" if new else "the hold of a pod changed", **fields)
+        self.log.warning("pod held" if new else "the hold of a pod changed", **fields)
         why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
         left = f"{message.available >> 20}Mi of {message.signal} left"
         return f"Held ({message.brake}) because {why}, with {left}.{_more(left_out)}" if new else ""
@@ -153,7 +149,7 @@ class Holds:
         left_out = self._ration.take(message)
         if left_out is None:
             return ""
-        self._log.warning("hold ended", **_logged(message, left_out, ended_ns=message.ts_ns))
+        self.log.warning("hold ended", **_logged(message, left_out, ended_ns=message.ts_ns))
         grew = f"it grew {max(0, message.grew) >> 20}Mi"
         return f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}.{_more(left_out)}"
 
@@ -161,18 +157,18 @@ class Holds:
         """The API server reports a pod as Evicted, or as about to go. From any thread. It may be held only later: one
         that flushes at SIGTERM grows, and a hot process that was started again holds it when it knows it.
         """
-        if not self._tells:
+        if not self.tells:
             return
         held = self.now.get(uid)
         self._evicted[uid] = held.id if held is not None else 0
         for old in list(self._evicted)[:-_MOST_EVICTED]:
             self._evicted.pop(old, None)
-        self._send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
+        self.send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
 
     def flush(self, *, at_once: bool = False) -> None:
         """Log how much was left out in each minute that is over, or, ``at_once``, in all of them."""
-        for uid, name, number in self._ration.said(self._clock(), at_once=at_once):
-            self._log.warning("more holds of a pod, and changes of them", pod=name, uid=uid, left_out=number)
+        for uid, name, number in self._ration.said(self.clock(), at_once=at_once):
+            self.log.warning("more holds of a pod, and changes of them", pod=name, uid=uid, left_out=number)
 
     def is_at_cap(self, uid: str, limit: int | None) -> bool:
         """Whether this limit (bytes) is the cap that a pod is held with."""

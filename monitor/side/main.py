@@ -24,6 +24,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,9 +48,10 @@ from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.garbage import Garbage
 from monitor.side.health import Health, HotWatch
+from monitor.side.holds import Holds
 from monitor.side.left_changes import LeftChanges, wait_for_next_s
 from monitor.side.message_handler import MessageHandler
-from monitor.side.node_state import Figures, NodeState
+from monitor.side.node_state import Figures, Inbox, NodeState
 from monitor.side.pod_sync import PodSync
 from monitor.side.pod_watch import PodWatch
 from monitor.side.process_watch import ProcessWatch
@@ -109,16 +111,17 @@ class Side:
         self.races: Races | None = None
         self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        disks = find_disks(config.nodefs, config.imagefs)
-        self.disks = DiskWatch(config, disks, lambda: self.node.pods, self.wake, self.log)
-        mem_total = meminfo.mem_total()
-        self.node = self._made_state(hierarchy, mem_total)
+        self.send = partial(channel.send, sock)
+        self.inbox, self.holds = Inbox(self.wake), Holds(self.log, self.send, config.holds)
+        disks, mem_total = find_disks(config.nodefs, config.imagefs), meminfo.mem_total()
+        self.node = node = self._made_state(hierarchy, mem_total)
+        self.disks = DiskWatch(config, disks, lambda: node.pods, self.wake, self.log)
         self.watch = PodWatch(self._opened_source(mem_total), self.wake)
-        self.figures = Figures(self.node, stats, self.node.send)
-        self.health = Health(self.node, stats, self.node.send, self.wake, self.watch, self.disks)
-        self.processes = ProcessWatch(self.node, self.figures, self.watch.doubt)
-        self.reloader = Reloader(self.node, stats, self.watch, self._take_config)
-        self.pods = PodSync(self.node, self.watch, sock, self.processes.scores, self.heartbeat.ping)
+        self.figures = figures = Figures(node, stats, self.send)
+        self.health = Health(node, figures, self.wake, self.watch, self.disks)
+        self.processes = ProcessWatch(node, figures, self.holds, self.log, self.wake, self.watch.doubt)
+        self.reloader = Reloader(node, stats, self.send, self.wake, self.watch, self.log, self._take_config)
+        self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
         self.daemon_socket: DaemonSocket | None = None
         self._poll = select.poll()
         self._ending = False
@@ -130,12 +133,9 @@ class Side:
             config=config,
             hierarchy=hierarchy,
             capacity=mem_total if limit is None else limit,
-            send=lambda message: channel.send(self.sock, message),
             hot_pid=os.getppid(),
             side_pid=os.getpid(),
-            wake_side=self.wake,
             thresholds=config.thresholds(),
-            log=self.log,
         )
 
     def _opened_source(self, mem_total: int) -> PodSource:
@@ -143,8 +143,8 @@ class Side:
         about = node.hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(self.config.state_dir)
         source = open_for(self.config, *about)
         if source.feed is not None:
-            source.feed.on_evicted = lambda *about: node.others_evicted(about)
-            source.feed.on_ending = node.holds.evicted
+            source.feed.on_evicted = lambda *about: self.inbox.report(about)
+            source.feed.on_ending = self.holds.evicted
         return source
 
     def run(self) -> None:
@@ -163,9 +163,8 @@ class Side:
         self._open_races()
         self._open_cluster()
         set_capacity = self.processes.scores.set_capacity
-        self.messages = MessageHandler(
-            self.node, self.figures, self.disks, self.files, set_capacity, self.reloader.ask, self.cluster
-        )
+        parts = self.node, self.figures, self.holds, self.disks, self.log, self.send, self.files
+        self.messages = MessageHandler(*parts, set_capacity, self.reloader.ask, self.cluster)
         log_fd = self.races.fileno() if self.races is not None else None
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), log_fd):
             if fd is not None:
@@ -215,9 +214,9 @@ class Side:
         from monitor.side.endpoints import DaemonSocket, Summary, serve
 
         HotWatch(self.node.hot_pid, self.health, self.log).start()
-        summary = Summary(self.node, self.figures, self.health, lambda: self.races)
-        serve(self.listener, self.health, summary, self._metrics)
-        self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.reloader)
+        summary = Summary(self.node, self.figures, self.health, self.holds, lambda: self.races)
+        serve(self.listener, self.health, summary, self._metrics, self.log)
+        self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.reloader, self.log)
         self.daemon_socket.open()
 
     def _wait_for_pods(self) -> None:
@@ -312,15 +311,17 @@ class Side:
     def _metrics(self, server: Server) -> Metrics:
         from monitor.side.export.metrics import Metrics
 
-        parts = self.node, self.figures, self.health, self.watch, self.disks, self.processes, self.reloader
-        return Metrics(*parts, self.files, self.lines, server, lambda: (self.races, self.cluster))
+        known = self.node, self.figures, self.health, self.holds, self.log, self.watch, self.disks
+        own = self.processes, self.reloader, self.files, self.lines
+        return Metrics(*known, *own, server, lambda: (self.races, self.cluster))
 
     def _open_races(self) -> None:
         """The code that judges races is imported when the hot process knows its pods."""
         from monitor.side.races import Races
 
         try:
-            self.races = Races(self.node, self.figures, self.health)
+            parts = self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send
+            self.races = Races(*parts)
         except MonitorError as error:
             self.log.error("races are not judged", problem=str(error))
             return
@@ -332,9 +333,13 @@ class Side:
         """
         state_dir = Path(self.config.state_dir)
         if check_spec(self.config.pods)[0] in CLUSTER:
-            from monitor.side.cluster.cluster import open_cluster
+            from monitor.side.cluster.cluster import Cluster, find_place
 
-            self.cluster = open_cluster(self.node, self.disks, self.files, self.races)
+            if (place := find_place(self.node.config, self.log)) is not None:
+                parts = place, self.node, self.holds, self.disks, self.inbox.report, self.log, self.files
+                told = () if self.races is None else (self.races.status_not_taken,)
+                self.cluster = Cluster(*parts, *told)
+                self.cluster.start()
         if (state_dir / "taints").is_dir():
             from monitor.side.cluster.record import start_removal
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.codec import event_fields, present
-from monitor.link.messages import Braked, Released
+from monitor.link.messages import Braked, Released, SideMessage
 from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
@@ -29,6 +30,8 @@ from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.race.badness import Process
 from monitor.side.disk_watch import DiskWatch
+from monitor.side.export.log import Log
+from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState, label, pod_owners
 from monitor.side.oom_events import is_outside_node
 from monitor.side.soft_brakes import SoftBrakes
@@ -89,36 +92,31 @@ _NOT_OF_LIMITS = {"domain", "quantity", "available", "capacity", "usage", "comin
 _NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 
 
+@dataclass(eq=False)
 class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
     ``set_capacity(bytes)`` takes another size of the node's memory; ``reread()`` has the configuration read again.
     """
 
-    def __init__(
-        self,
-        node: NodeState,
-        figures: Figures,
-        disks: DiskWatch,
-        files: Worker,
-        set_capacity: Callable[[int], object],
-        reread: Callable[[], None],
-        cluster: Cluster | None = None,
-    ) -> None:
-        self._set_capacity = set_capacity
-        self._cluster = cluster
-        self._era = era(node.config.policy)
-        self.node = node
-        self.figures = figures
-        self.disks = disks
-        self.files = files
-        self.log = node.log
-        self.log_budget = node.log_budget
+    node: NodeState
+    figures: Figures
+    holds: Holds
+    disks: DiskWatch
+    log: Log
+    send: Callable[[SideMessage], bool]
+    files: Worker
+    set_capacity: Callable[[int], object]
+    reread: Callable[[], None]
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        self._era = era(self.node.config.policy)
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
         self._takers = Worker("takers", 1)  # while one look is under way, another would give the same
-        self.store = StatusStore(Path(node.config.state_dir))
-        self.soft_brakes = SoftBrakes(node)
+        self.store = StatusStore(Path(self.node.config.state_dir))
+        self.soft_brakes = SoftBrakes(self.node, self.send, self.log)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -137,7 +135,7 @@ class MessageHandler:
             Soften: self.soft_brakes.soften,
             Held: self._on_held,
             HoldEnded: self._on_hold_ended,
-            Reread: lambda _: reread(),
+            Reread: lambda _: self.reread(),
         }
 
     def handle(self, message: messages.Message | messages.Bad) -> bool:
@@ -184,19 +182,19 @@ class MessageHandler:
         self.log.warning("largest memory users outside evictable pods", takers=list(found))
 
     def _on_held(self, message: Held) -> None:
-        self._pod_event(message, "OutraceHeld", self.node.holds.held(message))
+        self._pod_event(message, "OutraceHeld", self.holds.held(message))
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         self.soft_brakes.ended(message)
-        self._pod_event(message, "OutraceReleased", self.node.holds.over(message))
+        self._pod_event(message, "OutraceReleased", self.holds.over(message))
 
     def _pod_event(self, message: Held | HoldEnded, reason: str, text: str) -> None:
-        if text and self._cluster is not None:
+        if text and self.cluster is not None:
             warns = isinstance(message, Held)
-            self._cluster.pod_event(message.pod, message.name, reason, text, warns=warns)
+            self.cluster.pod_event(message.pod, message.name, reason, text, warns=warns)
 
     def _on_log(self, message: messages.LogLine) -> None:
-        (self.log_budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
+        (self.log.budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
 
     def _on_state(self, message: messages.State) -> None:
         before = self.node.conditions
@@ -206,7 +204,7 @@ class MessageHandler:
             self.node.capacity = seen["capacity"]
             # A kubelet makes oom_score_adj of the machine's whole memory, also where huge pages are apart.
             apart = self.node.config.huge_pages_apart
-            self._set_capacity(meminfo.mem_total() if apart else self.node.capacity)
+            self.set_capacity(meminfo.mem_total() if apart else self.node.capacity)
         if tuple(message.conditions) != tuple(before):  # a list as it comes over the socket
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
@@ -219,7 +217,7 @@ class MessageHandler:
             return
         text, annotations = self._status_message(found.pod, message)
         fields |= {"pod": label(found.pod), "message": text}
-        cluster = self._cluster
+        cluster = self.cluster
         if message.observed:
             if cluster is not None and cluster.evictions is not None:
                 self.log.warning("asking the API server to evict", **fields)
@@ -270,12 +268,12 @@ class MessageHandler:
         return decision.quantity
 
     def _on_killed(self, message: messages.Killed) -> None:
-        if self._cluster is not None:
-            self._cluster.ended(message.pod, message.ts_ns)
+        if self.cluster is not None:
+            self.cluster.ended(message.pod, message.ts_ns)
 
     def _on_evicted(self, message: messages.Evicted) -> None:
-        if self._cluster is not None:
-            self._cluster.ended(message.pod, message.gone_ns)
+        if self.cluster is not None:
+            self.cluster.ended(message.pod, message.gone_ns)
         eviction = self._evictions.pop(str(message.id), None)
         fields = {key: value for key, value in present(message).items() if key != "pod"}
         known = eviction.pod if eviction is not None else getattr(self.node.pods.get(message.pod), "pod", None)
@@ -290,7 +288,7 @@ class MessageHandler:
     def _on_left(self, message: messages.Left) -> None:
         """Others killed a process of a pod: whether any lives on in it."""
         found = self.node.pods.get(message.pod)
-        self.node.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
+        self.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
 
     def _on_giveback(self, message: messages.GiveBack) -> None:
         """An evicted pod keeps some of its memory: without a reclaim the next pod may be evicted for it."""
@@ -299,7 +297,7 @@ class MessageHandler:
         def reclaim() -> None:
             if found is not None:
                 self._give_back(found)
-            self.node.send(messages.Reclaimed(number))
+            self.send(messages.Reclaimed(number))
 
         self._reclaimer.submit(reclaim)
 
@@ -328,7 +326,7 @@ class MessageHandler:
                 self.log.warning(
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
-        self.node.send(messages.Reaped(number))
+        self.send(messages.Reaped(number))
 
     def _on_oom(self, message: messages.Oom) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
@@ -338,7 +336,7 @@ class MessageHandler:
         if is_outside_node(message, self.node.config.node_cgroup):
             if event.kind == "mark" and not event.exiting:
                 self.node.kills_outside_node += 1
-                self.log_budget("info", "OOM kill on this machine outside the node's cgroup", victim=event.victim_comm)
+                self.log.budget("info", "OOM kill on this machine outside the node's cgroup", victim=event.victim_comm)
             return
         uid = message.pod or self._owner(event.victim_cgroup)
         found = self.node.pods.get(uid) if uid is not None else None
@@ -355,7 +353,7 @@ class MessageHandler:
             else:
                 text = "SIGKILL by a process: no OOM kill"
                 known += ["invoker_pid", "invoker_comm", "si_code"]
-            self.log_budget("info", text, pod=pod, **{key: getattr(event, key) for key in known})
+            self.log.budget("info", text, pod=pod, **{key: getattr(event, key) for key in known})
             return
         more = {k: v for k, v in present(message).items() if k not in ("event", "pod", "pod_name")}
         fields = event_fields(event) | more
@@ -366,7 +364,7 @@ class MessageHandler:
             level, text = "info", "OOM killer chose a process that was exiting anyway"
         else:
             self.node.oom_kills[scope] += 1
-        self.log_budget(level, text, pod=pod, scope=scope, **fields)
+        self.log.budget(level, text, pod=pod, scope=scope, **fields)
 
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""

@@ -25,8 +25,6 @@ from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
 from monitor.race.events import Gone, Refused, Stalled
 from monitor.settings.config import RunConfig
-from monitor.side.export.log import Log, LogBudget
-from monitor.side.holds import Holds
 
 if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable
@@ -37,18 +35,27 @@ if TYPE_CHECKING:
 OtherEviction = Decision | Refused | Gone | Stalled | tuple[str, str, str]
 
 
+class Inbox(SimpleQueue[OtherEviction]):
+    """The reports of other threads to the main loop, which ``wake()`` makes turn."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def report(self, about: OtherEviction) -> None:
+        """From any thread."""
+        self.put(about)
+        self._wake()
+
+
 @dataclass
 class NodeState:
-    """``send(message)`` reaches the hot process; ``capacity`` is the node's memory in bytes."""
+    """``capacity`` is the node's memory in bytes."""
 
     config: RunConfig
     hierarchy: Hierarchy
     capacity: int
-    send: Callable[[SideMessage], bool]
     hot_pid: int
     side_pid: int
-    wake_side: Callable[[], None]  # makes the helper's main loop turn
-    log: Log = field(default_factory=Log)
     kubepods: Path | None = None
     pods: Mapping[str, FoundPod] = field(default_factory=dict)
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
@@ -61,11 +68,6 @@ class NodeState:
     kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
     given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
     thresholds: tuple[Threshold, ...] = ()
-    evictions: SimpleQueue[OtherEviction] = field(default_factory=SimpleQueue)
-
-    def __post_init__(self) -> None:
-        self.holds = Holds(self.log, self.send, self.config.holds)
-        self.log_budget = LogBudget(self.log)  # for lines that a pod can cause any number of
 
     @property
     def conditions(self) -> Sequence[str]:
@@ -84,11 +86,6 @@ class NodeState:
             return None
         held_s = max(0.0, (time.monotonic_ns() - braked["since_ns"]) / 1e9)
         return {**{k: v for k, v in braked.items() if k != "since_ns"}, "held_s": held_s, "takers": list(self.takers)}
-
-    def others_evicted(self, about: OtherEviction) -> None:
-        """From any thread."""
-        self.evictions.put(about)
-        self.wake_side()
 
     @property
     def node_path(self) -> Path:

@@ -15,6 +15,7 @@ from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod
 from monitor.policy.admission import admit
 from monitor.policy.releases import era
+from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
 from monitor.side.pod_watch import PodWatch, pod_message
 
@@ -27,10 +28,10 @@ class PodSync:
     watch: PodWatch
     sock: socket.socket
     scores: OomScores
+    log: Log
     ping: Callable[[], None]
 
     def __post_init__(self) -> None:
-        self._log = self.node.log
         self._era = era(self.node.config.policy)
         self._unsent: dict[str, bytes] = {}  # uid -> the packet about it
 
@@ -45,7 +46,7 @@ class PodSync:
         updated: dict[str, FoundPod] = {}
         for found in self.watch.take():
             if isinstance(found, MonitorError):
-                self._log.error(str(found))
+                self.log.error(str(found))
                 continue
             change = self._sendable(found)
             self._update_state(change)
@@ -63,7 +64,7 @@ class PodSync:
         """Send what the hot process does not have yet; a message that is not delivered is sent again later."""
         for uid, packet in list(self._unsent.items()):
             if not channel.send_packet(self.sock, packet):
-                self._log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))
+                self.log.warning("the hot process takes no messages; trying again", waiting=len(self._unsent))
                 return
             del self._unsent[uid]
         if not self.node.synced and self.watch.wait_known(0):
@@ -72,19 +73,19 @@ class PodSync:
     def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
         """Log what changed since ``before``, and look at the processes of the pods."""
         for problem in change.problems:
-            (self._log.error if problem in change.errors else self._log.warning)(problem)
+            (self.log.error if problem in change.errors else self.log.warning)(problem)
         for uid in change.removed:
             self.scores.remove_pod(uid)
             name = label(before[uid].pod) if uid in before else uid
-            self.node.log_budget("info", "pod gone", pod=name, uid=uid)
-            self.node.log_budget.forget(name)
+            self.log.budget("info", "pod gone", pod=name, uid=uid)
+            self.log.budget.forget(name)
         for found in change.updated:
             if found.pod.uid not in before:
                 self._log_new(found)
             try:
                 self.scores.set_pod(found)
             except MonitorError as error:
-                self._log.error(str(error))
+                self.log.error(str(error))
             self.ping()
 
     def find_kubepods(self) -> None:
@@ -126,11 +127,11 @@ class PodSync:
     def _log_new(self, found: FoundPod) -> None:
         pod, name = found.pod, label(found.pod)
         about = {"pod": name, "uid": pod.uid, "qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
-        self.node.log_budget("info", "pod found", **about)
+        self.log.budget("info", "pod found", **about)
         admission = admit(pod, self.node.conditions)
         if not admission.admitted:
             refused = "a kubelet would not have admitted this pod now"
-            self._log.warning(refused, pod=name, reason=admission.reason, message=admission.message)
+            self.log.warning(refused, pod=name, reason=admission.reason, message=admission.message)
 
 
 def _packet(message: PodSeen) -> bytes:

@@ -27,6 +27,8 @@ from monitor.link.messages import Braked, Decision, Evicted, State
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
+from monitor.side.export.log import Log
+from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState, label
 
 if TYPE_CHECKING:
@@ -54,12 +56,12 @@ class VictimMarks:
     A thread of its own does it: of a pod with thousands of processes it takes a part of a second.
     """
 
-    def __init__(self, node: NodeState, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, node: NodeState, log: Log, wake_loop: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.marks = self.failures = 0
-        self._node = node
+        self._node, self._log, self._wake_loop, self._clock = node, log, wake_loop, clock
         self._journal = MarkJournal(Path(node.config.state_dir))
-        self._log = node.log
-        self._clock = clock
         self._wanted: dict[str, FoundPod] = {}  # replaced as a whole by the loop, read by the thread
         self._leaving: deque[str] = deque(maxlen=_MOST_LEAVING)
         self._asked: set[str] = set()  # wanted, or not restored yet
@@ -200,7 +202,7 @@ class VictimMarks:
             if what.restored:
                 self._log.info("oom_score_adj is that of the pod again", uid=uid, **asdict(what))
         self._restored.append(uid)
-        self._node.wake_side()
+        self._wake_loop()
 
     def _try(self, uid: str, step: Callable[[], object]) -> None:
         try:
@@ -250,11 +252,13 @@ class OverBudget:
 
     node: NodeState
     figures: Figures
+    holds: Holds
+    log: Log
     look_for: Callable[[str], None]
     clock: Callable[[], int] = time.monotonic_ns
 
     def __post_init__(self) -> None:
-        self._left_out = self.node.log_budget, self.node.holds  # what has a number of lines that were left out
+        self._left_out = self.log.budget, self.holds  # what has a number of lines that were left out
         self._due_ns: int | None = None
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
         # uid -> when it was last logged, and what it had then
@@ -310,7 +314,7 @@ class OverBudget:
         if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
             return False
         self._reported[uid] = (now_ns, counted)
-        self.node.log(
+        self.log(
             "warning", "a pod causes more events than are looked at one by one", pod=label(found.pod), uid=uid, **fresh
         )
         return True
@@ -326,22 +330,28 @@ _OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Bra
 class ProcessWatch:
     """What the helper's loop does about processes. ``marks``: None where the OOM killer is not guided."""
 
-    def __init__(self, node: NodeState, figures: Figures, doubt: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        node: NodeState,
+        figures: Figures,
+        holds: Holds,
+        log: Log,
+        wake: Callable[[], None],
+        doubt: Callable[[str], None],
+    ) -> None:
         """``doubt``: has the processes of a pod looked at again."""
         config = node.config
-        self._node = node
-        self._figures = figures
-        self._doubt_pod = doubt
+        self._figures, self._log, self._doubt_pod = figures, log, doubt
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
-        about = node.hierarchy, node.capacity, self._notes, node.log_budget, era(config.policy)
+        about = node.hierarchy, node.capacity, self._notes, log.budget, era(config.policy)
         self.marks: VictimMarks | None = None
         if config.enforce:
-            self.marks = VictimMarks(node)
+            self.marks = VictimMarks(node, log, wake)
             self.scores = OomScores(*about, self.marks.appeared)
             self.marks.start()
         else:
             self.scores = OomScores(*about)
-        self.over = OverBudget(node, figures, self.scores.look_around)
+        self.over = OverBudget(node, figures, holds, log, self.scores.look_around)
         self._feed: ProcessFeed | None = None
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 
@@ -350,9 +360,9 @@ class ProcessWatch:
         from monitor.actions import procfeed
 
         try:
-            self._feed = procfeed.open_feed(self._figures.pins, self.scores, self._node.log)
+            self._feed = procfeed.open_feed(self._figures.pins, self.scores, self._log)
         except MonitorError as error:
-            self._node.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
+            self._log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
 
     def fileno(self) -> int | None:
         """Readable when processes appeared; None where the kernel does not report them."""

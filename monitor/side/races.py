@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, Bad, Decision, Message, RaceMessage, State, Stored
+from monitor.link.messages import NAMES, Bad, Decision, Message, RaceMessage, SideMessage, State, Stored
 from monitor.link.rare_messages import Record
-from monitor.policy.stall import parse_rule
 from monitor.race.events import Crossing, Event
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
+from monitor.side.export.log import Log
 from monitor.side.forecasts import Forecaster
 from monitor.side.health import Health
+from monitor.side.holds import Holds
 from monitor.side.judge import Judge
-from monitor.side.node_state import Figures, NodeState, OtherEviction
+from monitor.side.node_state import Figures, Inbox, NodeState, OtherEviction
 from monitor.side.stalls import Stalls
 
 if TYPE_CHECKING:
@@ -34,12 +37,18 @@ if TYPE_CHECKING:
 _ALERTS_NS = 1_000_000_000
 
 
+@dataclass(eq=False)
 class Races:
-    def __init__(self, node: NodeState, figures: Figures, health: Health) -> None:
-        config, log = node.config, node.log
-        self._node = node
-        self._figures, self._health = figures, health
-        self._log = log
+    node: NodeState
+    figures: Figures
+    health: Health
+    holds: Holds
+    inbox: Inbox
+    log: Log
+    send: Callable[[SideMessage], bool]
+
+    def __post_init__(self) -> None:
+        config, log = self.node.config, self.log
         self._node_name = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
         self.alerts = AlertSender(
             config.alertmanagers, config.webhooks, log, self._node_name, runbooks=config.runbook_url
@@ -51,11 +60,12 @@ class Races:
         except MonitorError as error:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
+        known = self.node, self.figures, self.holds, log
         self.event_builder = EventBuilder(
-            node, figures, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
+            *known, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
         )
-        self.forecaster = Forecaster(node, figures, self.event_builder.facts)
-        self.stalls = Stalls(node, figures, tuple(map(parse_rule, config.stall)), self._order)
+        self.forecaster = Forecaster(self.node, self.figures, log, self.event_builder.facts)
+        self.stalls = Stalls(*known, self.inbox.report, self.send, self._order)
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
@@ -65,13 +75,13 @@ class Races:
     def _open_recorder(self) -> Recorder:
         from monitor.side.recorder import Recorder, header
 
-        config = self._node.config
-        head = header(config, self._node.hierarchy.version, self.judge.offset_ns)
-        return Recorder(Path(config.record), head, self._log, lambda: self._node.send(Record()))
+        config = self.node.config
+        head = header(config, self.node.hierarchy.version, self.judge.offset_ns)
+        return Recorder(Path(config.record), head, self.log, lambda: self.send(Record()))
 
     def _order(self) -> list[str]:
         """Uids of the pods that may be evicted, by the figures of this moment."""
-        return [one.uid for one in self.forecaster.order(self._figures.is_counted()) if not one.critical]
+        return [one.uid for one in self.forecaster.order(self.figures.is_counted()) if not one.critical]
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
@@ -92,7 +102,7 @@ class Races:
         try:
             self.event_builder.confirmation.read(self._kmsg.read())
         except MonitorError as error:
-            self._log.error(str(error))
+            self.log.error(str(error))
             self._kmsg.close()
             self._kmsg = None
 
@@ -104,8 +114,8 @@ class Races:
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
-            self._figures.bad_messages += 1
-            self._log.error(
+            self.figures.bad_messages += 1
+            self.log.error(
                 "a message cannot be made an event",
                 type=NAMES[type(message)],
                 problem=f"{type(error).__name__}: {error}",
@@ -115,19 +125,19 @@ class Races:
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        due_s = 0.0 if self._node.evictions.qsize() else self.event_builder.due_s()
+        due_s = 0.0 if self.inbox.qsize() else self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 
     def turn(self) -> None:
         if self.recorder is not None:
             self.recorder.turn()
-        while self._node.evictions.qsize():
-            self._on_eviction(self._node.evictions.get_nowait())
+        while self.inbox.qsize():
+            self._on_eviction(self.inbox.get_nowait())
         if self.event_builder.turn():
             self.forecaster.wake()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:
             received = self._received
-            if self._node.send(Stored(received)):
+            if self.send(Stored(received)):
                 self._stored = received
         now = time.monotonic_ns()
         if now >= self._alerts_ns + _ALERTS_NS:
@@ -164,11 +174,11 @@ class Races:
         self.alerts.fire(alert_for_status(*about))
 
     def _update_alerts(self) -> None:
-        node = self._node
-        reason = self._health.not_ready()
+        node = self.node
+        reason = self.health.not_ready()
         if not reason:
             self._not_ready_since = time.monotonic()
-        lost = self._figures.lost()
+        lost = self.figures.lost()
         fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
         self._lost = lost
         self._alerted = met, _ = node.met, _reason(node.state)
@@ -182,7 +192,7 @@ class Races:
                 mismatch=mismatch,
                 oom_ahead=oom_ahead,
                 lost=fresh,
-                held=node.holds.shown(),
+                held=self.holds.shown(),
                 not_ready=reason,
                 not_ready_s=time.monotonic() - self._not_ready_since,
             ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import NamedTuple
 
@@ -17,11 +18,13 @@ from monitor.errors import MonitorError
 from monitor.kernel import meminfo
 from monitor.link import channel
 from monitor.link.counters import SharedStats
+from monitor.link.messages import SideMessage
 from monitor.link.rare_messages import Apply, Reconfigure
 from monitor.link.upgrade import is_replaced
 from monitor.pods.spec import SERVICES
 from monitor.policy.signals import MEMORY
 from monitor.settings.config import RunConfig
+from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState
 from monitor.side.pod_watch import PodWatch
 
@@ -52,21 +55,25 @@ class _HalfTaken(Exception):
     """The hot process has the new configuration, and the helper could not apply all of it."""
 
 
+@dataclass(eq=False)
 class Reloader:
     """`state` is replaced as a whole. ``take_config`` gives it to what does not read the state."""
 
-    def __init__(
-        self, node: NodeState, stats: SharedStats, watch: PodWatch, take_config: Callable[[RunConfig], object]
-    ) -> None:
-        self._node = node
-        self._stats, self._watch = stats, watch
-        self._take_config = take_config
+    node: NodeState
+    stats: SharedStats
+    send: Callable[[SideMessage], bool]
+    wake_loop: Callable[[], None]
+    watch: PodWatch
+    log: Log
+    take_config: Callable[[RunConfig], object]
+
+    def __post_init__(self) -> None:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.state = Reloads()
         self.due: Apply | None = None  # to be sent after the pods that were found until now
-        self._follows = bool(node.config.kernels_share)
-        self._share = node.config.kernels_share  # as it was last seen
+        self._follows = bool(self.node.config.kernels_share)
+        self._share = self.node.config.kernels_share  # as it was last seen
         if self._follows:
             self._start()
 
@@ -97,10 +104,10 @@ class Reloader:
                 half_taken, is_ours = isinstance(error, _HalfTaken), isinstance(error, _HalfTaken | MonitorError)
                 problem = str(error) if is_ours else f"{type(error).__name__}: {error}"
                 text = "the configuration is not reloaded; the old one stays in force"
-                self._node.log.error("the configuration is reloaded in part" if half_taken else text, problem=problem)
+                self.log.error("the configuration is reloaded in part" if half_taken else text, problem=problem)
                 self._answer(asked, refused=self.state.refused + 1, problem=problem, half_taken=half_taken)
             else:
-                self._node.log.info("configuration reloaded", changed=list(changed))
+                self.log.info("configuration reloaded", changed=list(changed))
                 found = {"taken": self.state.taken + 1, "changed": changed, "taken_at": time.time()}
                 self._answer(asked, problem="", half_taken=False, **found)
 
@@ -108,7 +115,7 @@ class Reloader:
         """Have the default threshold follow what the kernel keeps for itself (`over_the_kernels_share`). Up, if two
         looks show it: pages of a large process that is going are on no list for a moment, and a higher line kills.
         """
-        before = self._node.config
+        before = self.node.config
         try:
             seen = meminfo.kernels_share(huge_pages_apart=before.huge_pages_apart)
             self._share, share = seen, min(seen, self._share)
@@ -123,10 +130,10 @@ class Reloader:
             self._go_by(config)
         except Exception as error:  # noqa: BLE001 - the daemon goes on as it was
             problem = str(error) or type(error).__name__
-            self._node.log.error("the default threshold does not follow the kernel's memory", problem=problem)
+            self.log.error("the default threshold does not follow the kernel's memory", problem=problem)
         else:
             was, now = (one.eviction_hard[MEMORY] for one in (before, config))
-            self._node.log.info("the default threshold follows the kernel's memory", before=was, now=now)
+            self.log.info("the default threshold follows the kernel's memory", before=was, now=now)
 
     def _answer(self, asked: int, **fields: object) -> None:
         with self._wake:
@@ -138,8 +145,8 @@ class Reloader:
             raise MonitorError("outrace was upgraded while it runs", "restart it: systemctl restart outrace")
         from monitor.settings.reload import reread
 
-        found = reread(self._node.config)
-        if found.config.to_json() != self._node.config.to_json():
+        found = reread(self.node.config)
+        if found.config.to_json() != self.node.config.to_json():
             self._have_taken(found.config, staged="services" in found.changed and found.config.pods == SERVICES)
             try:
                 self._go_by(found.config)
@@ -153,7 +160,7 @@ class Reloader:
         """Have the hot process take it, and wait until it has. Raises MonitorError where it cannot. ``staged``: with
         the pods that it changes.
         """
-        stats = self._stats
+        stats = self.stats
         # Above those that were refused too: the answer to an earlier one would be taken for that to this one.
         number = 1 + max(map(stats.get, ("config_number", "config_staged", "config_refused")))
         message = Reconfigure(number, config.to_json(), staged)
@@ -161,7 +168,7 @@ class Reloader:
             channel.encode(message)
         except channel.TooLarge as error:
             raise MonitorError(f"too large to change while running: {error.message}", "restart outrace") from None
-        if not self._node.send(message):
+        if not self.send(message):
             raise MonitorError("the hot process takes no messages", "try again: outrace reload")
         if staged:
             self._wait("config_staged", number)
@@ -171,32 +178,32 @@ class Reloader:
 
     def _look_by(self, config: RunConfig) -> None:
         """Have the pods looked at by its table of services, from begin to end: the look under way may be of before."""
-        self._watch.source.rules = config.services
-        enough = self._watch.look_soon() + 2
-        while self._watch.look_soon() < enough:
+        self.watch.source.rules = config.services
+        enough = self.watch.look_soon() + 2
+        while self.watch.look_soon() < enough:
             time.sleep(_POLL_S)
 
     def _wait(self, counter: str, number: int) -> None:
         """Send it to the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
         # For ever: once it is sent, the hot process may apply it at any time.
         for pause_s in chain(repeat(_POLL_S, _QUICK), repeat(_SLOW_POLL_S)):
-            if self._stats.get(counter) == number:
+            if self.stats.get(counter) == number:
                 return
-            if self._stats.get("config_refused") == number:
+            if self.stats.get("config_refused") == number:
                 raise MonitorError(
                     "the hot process has no descriptor left for it, or is of another version than the helper process",
                     "try again: outrace reload; if that is refused too, restart outrace",
                 )
             if self.due is not None:
-                self._node.wake_side()
+                self.wake_loop()
             time.sleep(pause_s)
 
     def apply(self, due: Apply) -> None:
         """The main loop has sent the pods that a configuration changes."""
-        if self._node.send(due):
+        if self.send(due):
             self.due = None
 
     def _go_by(self, config: RunConfig) -> None:
         """Apply in the helper what the hot process has applied."""
-        self._node.config, self._node.thresholds = config, config.thresholds()
-        self._take_config(config)
+        self.node.config, self.node.thresholds = config, config.thresholds()
+        self.take_config(config)

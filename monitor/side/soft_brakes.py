@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from monitor.actions.ledger import SIDE, Ledger
 from monitor.errors import MonitorError
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel.sched import hurry
+from monitor.link.messages import SideMessage
 from monitor.link.rare_messages import HoldEnded, Soften, Softened
+from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
 from monitor.side.worker import Worker
 
@@ -17,8 +20,8 @@ from monitor.side.worker import Worker
 class SoftBrakes:
     """A soft brake is released when its hold ends, and all of them when the daemon ends."""
 
-    def __init__(self, node: NodeState) -> None:
-        self._node = node
+    def __init__(self, node: NodeState, send: Callable[[SideMessage], bool], log: Log) -> None:
+        self._node, self._send, self._log = node, send, log
         self._ledger = Ledger(Path(node.config.state_dir), SIDE)
         self._worker = Worker("soft brakes")
         self._worker.submit(hurry)  # a pod is frozen until it has its turn
@@ -51,8 +54,8 @@ class SoftBrakes:
             problem = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         if problem:
             text = "a held pod stays frozen through its grace"
-            self._node.log.warning(text, uid=message.pod, problem=problem)
-        self._node.send(Softened(message.id, message.pod, high, problem))
+            self._log.warning(text, uid=message.pod, problem=problem)
+        self._send(Softened(message.id, message.pod, high, problem))
 
     def _brake(self, message: Soften) -> int:
         """Its memory.high, bytes. Raises MonitorError or OSError."""
@@ -73,10 +76,10 @@ class SoftBrakes:
         self._brakes[message.pod] = brake
         took_us = (time.monotonic_ns() - began) // 1000
         text = "a held pod may run, and hardly grow"
-        self._node.log.info(text, pod=label(found.pod), high=brake.high, took_us=took_us)
+        self._log.info(text, pod=label(found.pod), high=brake.high, took_us=took_us)
         return brake.high
 
     def _harden(self, uid: str) -> None:
         brake = self._brakes.pop(uid, None)
         for file, outcome in brake.harden() if brake is not None else ():
-            self._node.log.info("memory.high or pids.max of a pod is restored", uid=uid, file=file, outcome=outcome)
+            self._log.info("memory.high or pids.max of a pod is restored", uid=uid, file=file, outcome=outcome)

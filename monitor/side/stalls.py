@@ -17,13 +17,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
+from monitor.link.messages import SideMessage
 from monitor.link.rare_messages import StallCause
 from monitor.policy import stall
-from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall
+from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall, parse_rule
 from monitor.race.events import NODE, Stalled
 from monitor.race.units import size
-from monitor.side.export.log import LogBudget
-from monitor.side.node_state import Figures, NodeState, label
+from monitor.side.export.log import Log, LogBudget
+from monitor.side.holds import Holds
+from monitor.side.node_state import Figures, NodeState, OtherEviction, label
 
 T = TypeVar("T")
 
@@ -73,42 +75,41 @@ class _Subject:
     whole_us: int | None = None  # for which the machine had waited when its files were read last
 
 
+@dataclass(eq=False)
 class Stalls:
     """``shown`` and ``counted`` are for other threads: whole values. ``order``: uids in eviction order. ``machine``:
     for how long its work has waited.
     """
 
-    def __init__(
-        self,
-        node: NodeState,
-        figures: Figures,
-        rules: Sequence[Rule],
-        order: Callable[[], Sequence[str]],
-        machine: Callable[[], pressure.Waited | None] = lambda: pressure.waited(pressure.PROC),
-    ) -> None:
+    node: NodeState
+    figures: Figures
+    holds: Holds
+    log: Log
+    report: Callable[[OtherEviction], object]
+    send: Callable[[SideMessage], bool]
+    order: Callable[[], Sequence[str]]
+    machine: Callable[[], pressure.Waited | None] = lambda: pressure.waited(pressure.PROC)
+
+    def __post_init__(self) -> None:
         self.shown: Mapping[str, Shown] = {}  # by uid, `KUBEPODS`, `MACHINE`
         self.counted = 0  # stalls
-        self._node = node
-        self._figures = figures
-        self._rules = {rule.scope: rule for rule in rules}
-        self._order = order
-        self._machine = machine
+        self._rules = {rule.scope: rule for rule in map(parse_rule, self.node.config.stall)}
         self._whole_us: int | None = None
-        self._v2 = pressure.unified(node.hierarchy)
+        self._v2 = pressure.unified(self.node.hierarchy)
         self._countable = self._v2 is not None or MACHINE in self._rules
         self._subjects: dict[str, _Subject] = {}
         self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque(maxlen=stall.GROWTH_NS // GROWTH_PACE_NS + 2)
         self._grown_due_ns = 0
         self._asked_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause
         self._problem = ""  # logged last
-        self._log_budget = LogBudget(node.log)  # of this thread: a pod can cause any number of lines
+        self._log_budget = LogBudget(self.log)  # of this thread: a pod can cause any number of lines
         #: Growth of each pod and outside of them, and the eviction order; when they were read.
         self._growths: tuple[int, Mapping[str, int], int, Sequence[str]] = (-PACE_NS, {}, 0, ())
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
         if pressure.waited(pressure.PROC) is None:
-            self._node.log.info("stalls are not known: the kernel has no PSI (boot with psi=1)")
+            self.log.info("stalls are not known: the kernel has no PSI (boot with psi=1)")
         elif self._rules:
             threading.Thread(target=self._run, name="stalls", daemon=True).start()
 
@@ -132,10 +133,10 @@ class Stalls:
         """Sample what is due; when the next sample is."""
         self._match(now_ns)
         # What a late list of pods adds is no growth. Begun before a pod waits: by then the cause has grown.
-        if self._countable and now_ns >= self._grown_due_ns and self._node.synced:
+        if self._countable and now_ns >= self._grown_due_ns and self.node.synced:
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
             self._grown.append((now_ns, self._sizes()))
-        whole = self._machine()
+        whole = self.machine()
         self._whole_us = None if whole is None else sum(whole)
         for subject in self._subjects.values():
             if now_ns >= subject.due_ns:
@@ -150,7 +151,7 @@ class Stalls:
 
     def _match(self, now_ns: int) -> None:
         """Follow the pods that there are."""
-        pods = self._node.pods
+        pods = self.node.pods
         gone = [
             uid
             for uid, one in self._subjects.items()
@@ -161,22 +162,22 @@ class Stalls:
         for uid, found in pods.items():
             if POD in self._rules and uid not in self._subjects:
                 self._add(uid, uid, label(found.pod), found.cgroup, self._rules[POD])
-        for key, path in ((MACHINE, self._node.node_path), (KUBEPODS, self._node.kubepods)):
+        for key, path in ((MACHINE, self.node.node_path), (KUBEPODS, self.node.kubepods)):
             if key in self._rules and key not in self._subjects and path is not None:
                 self._add(key, "", key, path, self._rules[key])
 
     def _add(self, key: str, uid: str, name: str, cgroup: Path, rule: Rule) -> None:
-        root = self._node.hierarchy.root
+        root = self.node.hierarchy.root
         domain = f"/{cgroup.relative_to(root)}" if uid else NODE if key == MACHINE else key
         self._subjects[key] = _Subject(uid, name, domain, cgroup, rule)
 
     def _look(self, one: _Subject, now_ns: int) -> None:
         one.due_ns = now_ns + PACE_NS
         if one.files is None:
-            whole = one.cgroup == self._node.hierarchy.root
-            one.files = pressure.PROC if whole else pressure.directory_of(self._node.hierarchy, self._v2, one.cgroup)
+            whole = one.cgroup == self.node.hierarchy.root
+            one.files = pressure.PROC if whole else pressure.directory_of(self.node.hierarchy, self._v2, one.cgroup)
         waited = self._waited(one)
-        if waited is None or one.uid in self._node.holds.now:  # not known is not 0; outrace itself stops a held pod
+        if waited is None or one.uid in self.holds.now:  # not known is not 0; outrace itself stops a held pod
             one.due_ns = now_ns + (PACE_NS if one.files is not None else UNKNOWN_PACE_NS)
             one.files = None
             one.loads.clear()
@@ -186,7 +187,7 @@ class Stalls:
             return
         now = Load(now_ns, *waited)
         if one.loads and (one.stall is not None or stall.waited(one.loads[-1], now) > one.rule.share / 4):
-            pages = pressure.pages(self._node.hierarchy, one.cgroup)
+            pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
                 now = now._replace(refaults=pages[0], reclaimed=pages[1])
                 one.swap_ins.append(pages[2])
@@ -201,7 +202,7 @@ class Stalls:
             self._follow(one, goes_on, now_ns)
         elif one.stall is not None:
             freed = one.reported is not None and self._kept(one.reported.cause or "") * 2 < one.cause_kept
-            ended = stall.EVICTED if one.asked and self._node.config.enforce else stall.FREED
+            ended = stall.EVICTED if one.asked and self.node.config.enforce else stall.FREED
             self._over(one, now_ns, ended if freed else stall.CALM)
 
     def _waited(self, one: _Subject) -> pressure.Waited | None:
@@ -235,7 +236,7 @@ class Stalls:
             self.counted += 1
             self._log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
         one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
-        self._node.others_evicted(one.reported)
+        self.report(one.reported)
 
     def _evict(self, one: _Subject, now: Stall, now_ns: int) -> None:
         """Ask hot to evict the pod that grew, if the rule says so; no other before that can have helped."""
@@ -246,7 +247,7 @@ class Stalls:
             self._asked_ns, one.asked = now_ns, True
             waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
             text = f"{waits}; {self._name(cause.uid)} grew by {size(cause.grew)}."
-            self._node.send(StallCause(cause.uid, text))
+            self.send(StallCause(cause.uid, text))
 
     def _find_cause(self, one: _Subject, now_ns: int) -> None:
         lacks = self._lacks(one)
@@ -277,26 +278,26 @@ class Stalls:
         one.stall, one.cause, one.reported, one.asked = None, None, None, False
         if ended is not None and reported is not None:
             self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
-            self._node.others_evicted(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
+            self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
 
     # figures of the cause
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
         """Uid -> bytes that reclaim cannot take, and all bytes; also of `MACHINE` and `KUBEPODS`."""
-        places = {MACHINE: self._node.node_path, **{uid: one.cgroup for uid, one in self._node.pods.items()}}
-        if self._node.kubepods is not None:
-            places[KUBEPODS] = self._node.kubepods
+        places = {MACHINE: self.node.node_path, **{uid: one.cgroup for uid, one in self.node.pods.items()}}
+        if self.node.kubepods is not None:
+            places[KUBEPODS] = self.node.kubepods
         return {uid: found for uid, path in places.items() if (found := self._size(path)) is not None}
 
     def _size(self, cgroup: Path) -> tuple[int, int] | None:
-        reading = self._figures.used(cgroup, counted=False)
+        reading = self.figures.used(cgroup, counted=False)
         if reading is None:
             return None
         return max(0, reading.usage - reading.inactive_file - reading.active_file), reading.usage
 
     def _kept(self, uid: str) -> int:
         """Bytes of a pod that reclaim cannot take; 0 without such a pod."""
-        found = self._node.pods.get(uid)
+        found = self.node.pods.get(uid)
         size = None if found is None else self._size(found.cgroup)
         return 0 if size is None else size[0]
 
@@ -321,10 +322,10 @@ class Stalls:
 
     def _limit(self, one: _Subject) -> str:
         """Whether it, or a container of it, is at its limit, or at its memory.high."""
-        hierarchy = self._node.hierarchy
-        found = self._node.pods.get(one.uid)
+        hierarchy = self.node.hierarchy
+        found = self.node.pods.get(one.uid)
         for cgroup in () if found is None else (found.cgroup, *found.containers.values()):
-            own, has = limits.read(hierarchy, cgroup, swap=False) or {}, self._figures.used(cgroup, counted=False)
+            own, has = limits.read(hierarchy, cgroup, swap=False) or {}, self.figures.used(cgroup, counted=False)
             for name, what in (("max", stall.OWN_LIMIT), ("high", stall.THROTTLED)):
                 line = own.get(name)
                 if line is not None and has is not None and line - has.usage < max(_NEAR_LIMIT, line // 64):
@@ -333,15 +334,15 @@ class Stalls:
 
     def _in_order(self) -> list[str]:
         """Uids in eviction order, then those that are not evicted."""
-        order = list(self._order())
-        return order + [uid for uid in self._node.pods if uid not in order]
+        order = list(self.order())
+        return order + [uid for uid in self.node.pods if uid not in order]
 
     def _name(self, uid: str) -> str:
-        found = self._node.pods.get(uid)
+        found = self.node.pods.get(uid)
         return "" if found is None else label(found.pod)
 
     def _available(self) -> int | None:
-        whole = self._figures.domains(counted=False).get(NODE)
+        whole = self.figures.domains(counted=False).get(NODE)
         return None if whole is None else whole.available
 
 

@@ -13,9 +13,9 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import NAMES, runbook
+from monitor.side.cluster.cluster import Place
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
-from monitor.side.races import Races
 from monitor.side.reload import Reloader
 from monitor.side.worker import Worker
 from tests.alerts.services import DEPLOY, binary
@@ -158,12 +158,14 @@ def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
     parts = Parts(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
-    node, figures, watch = parts.node, parts.figures, parts.watch
-    races, worker = Races(node, figures, parts.health), Worker("none")
-    cluster = parts.cluster(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1", worker, races)  # not asked
-    own = ProcessWatch(node, figures, print), Reloader(node, figures.stats, watch, lambda _: None), worker, worker
+    node, figures, holds, log, watch = parts.node, parts.figures, parts.holds, parts.log, parts.watch
+    races, worker = parts.races(), Worker("none")
+    cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"), worker)  # not asked
+    reloader = Reloader(node, figures.stats, parts.send, print, watch, log, print)
+    own = ProcessWatch(node, figures, holds, log, print, print), reloader, worker, worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
-    metrics = Metrics(node, figures, parts.health, watch, parts.disks, *own, http, lambda: (races, cluster))
+    known = node, figures, parts.health, holds, log, watch, parts.disks
+    metrics = Metrics(*known, *own, http, lambda: (races, cluster))
     try:
         families = list(metrics.collect())
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}

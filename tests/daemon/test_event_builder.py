@@ -75,13 +75,12 @@ class Heard:
             thresholds=(),
             hot_pid=0,
             side_pid=0,
-            holds=SimpleNamespace(is_at_cap=lambda *_: False, evicted=lambda *what: self.passed_on.append(what)),
-            log=SimpleNamespace(info=lambda *_, **__: None),
         )
         figures: Any = SimpleNamespace(stats=SimpleNamespace(get=lambda _: 0), table=None, counted=dict)
-        self.event_builder = EventBuilder(
-            view, figures, lambda e, final: self.episodes.append((e, final)), self.events.append, False, now=now
-        )
+        holds: Any = SimpleNamespace(is_at_cap=lambda *_: False, evicted=lambda *what: self.passed_on.append(what))
+        log: Any = SimpleNamespace(info=lambda *_, **__: None)
+        about = holds, log, lambda e, final: self.episodes.append((e, final)), self.events.append
+        self.event_builder = EventBuilder(view, figures, *about, False, now=now)
 
     def of(self, kind: type[Event]) -> list[Any]:
         return [e for e in self.events if isinstance(e, kind)]
@@ -224,7 +223,7 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) ->
 @pytest.fixture
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1})
-    return Forecaster(view, view, lambda: ((), ()))
+    return Forecaster(view, view, view, lambda: ((), ()))
 
 
 def ahead(seconds: float | None, latest: float | None) -> DomainForecast:
@@ -257,12 +256,12 @@ def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_aler
     forecaster.forecasts, forecaster.mismatch = {"node": ahead(20.0, 50.0)}, {"kernel": "a"}
     forecaster._note_alarms(0)
     assert forecaster.outlook("oom") == {}  # no domain is watched
-    forecaster._facts = lambda: ((), [SimpleNamespace(domain="node")])
+    forecaster.facts = lambda: ((), [SimpleNamespace(domain="node")])
     assert set(forecaster.outlook("oom")) == {"node"}
-    forecaster.node.stats["armed"] = 0
+    forecaster.figures.stats["armed"] = 0
     assert forecaster.alarms(60 * S) == ({}, None)
     assert (forecaster.outlook("oom"), forecaster.report(), forecaster.pods()) == ({}, [], {})
-    forecaster.node.stats["armed"] = 1
+    forecaster.figures.stats["armed"] = 1
     assert set(forecaster.alarms(60 * S)[0]) == {"node"}
 
 

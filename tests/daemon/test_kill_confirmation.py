@@ -145,7 +145,7 @@ def test_they_are_counted_and_logged_within_a_budget(tmp_path: Path, capfd: pyte
     for _ in range(100):
         assert all(map(handler.handle, (step(), step(kind="kill"), step(exiting=True))))
     assert parts.node.kills_outside_node == 100
-    parts.node.log_budget.flush(at_once=True)
+    parts.log.budget.flush(at_once=True)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == BURST + 1
     assert "victim=stress" in lines[0]

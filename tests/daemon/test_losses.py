@@ -16,7 +16,6 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.events import Lost
 from monitor.side.event_builder import Losses
-from monitor.side.export.log import LogBudget
 from monitor.side.holds import Holds
 from monitor.side.node_state import Figures
 from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
@@ -76,9 +75,9 @@ class Side:
         self.looked: list[str] = []
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
         figures = Figures(None, None, None, SimpleNamespace(over=lambda at: self.counts.get(at, {})))
-        self.view = SimpleNamespace(pods=pods, log=self.log, log_budget=LogBudget(self.log))
-        self.view.holds = Holds(self.log, lambda _: True, tells=False)
-        self.over = OverBudget(self.view, figures, self.looked.append, clock=lambda: self.now)
+        self.view = SimpleNamespace(pods=pods)
+        holds = Holds(self.log, lambda _: True, tells=False)
+        self.over = OverBudget(self.view, figures, holds, self.log, self.looked.append, clock=lambda: self.now)
 
     def turn(self) -> None:
         self.now = self.over.due_ns()

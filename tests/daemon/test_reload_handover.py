@@ -62,8 +62,8 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
         stats.set("config_refused", message.number)
         return True
 
-    view: Any = SimpleNamespace(config=RunConfig(), send=refuse)
-    reloader = Reloader(view, stats, None, lambda _: None)
+    view: Any = SimpleNamespace(config=RunConfig())
+    reloader = Reloader(view, stats, refuse, print, None, LogLines(), print)
     with pytest.raises(MonitorError, match="no descriptor left"):
         reloader._have_taken(RunConfig(), staged=False)
 
@@ -71,14 +71,14 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
         stats.waits = message.number
         return True
 
-    view.send = take
+    reloader.send = take
     reloader._have_taken(RunConfig(), staged=False)
     assert stats.get("config_number") > stats.get("config_refused")
 
 
-def asked(view: Any, stats: Any, take_config: Any = None) -> Reloader:
+def asked(view: Any, stats: Any, log: LogLines, take_config: Any = None) -> Reloader:
     """After one request that was answered."""
-    reloader = Reloader(view, stats, None, take_config)
+    reloader = Reloader(view, stats, stats.taken, print, None, log, take_config)
     reloader.ask()
     until(lambda: reloader.state.answered == 1, "an answer")
     return reloader
@@ -93,8 +93,7 @@ def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path
     def full(_: RunConfig) -> None:
         raise OSError(28, "No space left on device")
 
-    view: Any = SimpleNamespace(config=before, send=stats.taken, log=log)
-    reloader = asked(view, stats, full)
+    reloader = asked(SimpleNamespace(config=before), stats, log, full)
     assert (reloader.state.half_taken, reloader.state.refused, reloader.state.taken) == (True, 1, 0)
     assert log.matching("the configuration is reloaded in part") == [{"problem": (problem := reloader.state.problem)}]
     assert "evictions go by the new configuration" in problem
@@ -109,8 +108,8 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     config = dataclasses.replace(started("{}\n", tmp_path), pods="services")
     stats, log = Counters(), LogLines()
 
-    view: Any = SimpleNamespace(config=over_the_kernels_share(config, 80 * MIB), send=stats.taken, log=log)
-    reloader = Reloader(view, stats, None, lambda _: None)
+    view: Any = SimpleNamespace(config=over_the_kernels_share(config, 80 * MIB))
+    reloader = Reloader(view, stats, stats.taken, print, None, log, print)
     until(lambda: len(shares) == 1 and log.lines, "the third look")
     [(_, msg, fields)] = log.lines
     assert msg == "the default threshold follows the kernel's memory"
@@ -128,17 +127,16 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
     monkeypatch.setattr(reload, "FOLLOW_S", 0.01)
     monkeypatch.setattr(meminfo, "kernels_share", lambda **_: looks.append(1) or 900 * MIB)
     config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
-    view: Any = SimpleNamespace(config=config, log=LogLines())
-    Reloader(view, Counters(), None, lambda _: None)
+    view, log = SimpleNamespace(config=config), LogLines()
+    Reloader(view, Counters(), lambda _: True, print, None, log, print)
     until(lambda: len(looks) > 2, "several looks")
-    assert (view.config, view.log.lines) == (config, [])
+    assert (view.config, log.lines) == (config, [])
 
 
 def test_after_an_upgrade_nothing_is_read_by_the_new_modules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(upgrade, "MINE", "another file")
-    log = LogLines()
-    view: Any = SimpleNamespace(config=started("{}\n", tmp_path), log=log)
-    assert "outrace was upgraded while it runs; restart it" in asked(view, Counters()).state.problem
+    view: Any = SimpleNamespace(config=started("{}\n", tmp_path))
+    assert "outrace was upgraded while it runs; restart it" in asked(view, Counters(), LogLines()).state.problem
 
 
 def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

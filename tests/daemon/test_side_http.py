@@ -47,7 +47,7 @@ def test_a_main_loop_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("monitor.side.health._PROBE_TIMEOUT_S", 0.0)
     parts = Parts(RunConfig(), cgroupfs.Hierarchy(2, Path("/")), 1 << 30)
     health = parts.health
-    endpoints.serve(MagicMock(), health, parts.summary, MagicMock())
+    endpoints.serve(MagicMock(), health, parts.summary, MagicMock(), parts.log)
     healthz = server.call_args.args[1]["/healthz"]
     health.turns = 7
     answer = healthz.ask("/healthz", "")

@@ -34,12 +34,12 @@ class Evictions:
         self.live: set[str] = set()
         self.reported: list[Any] = []
         # What `NodeState` has of the node, here of pods in the fake API server.
-        known = {"met": [{"signal": SIGNAL, "kind": "hard"}], "log": Log()}
-        self.disks: Any = SimpleNamespace(orders={})
+        met, self.log, self.disks = [{"signal": SIGNAL, "kind": "hard"}], Log(), SimpleNamespace(orders={})
         config = RunConfig(eviction_max_pod_grace_period_s=10)
-        self.node: Any = SimpleNamespace(pods={}, config=config, others_evicted=self.reported.append, **known)
+        self.node: Any = SimpleNamespace(pods={}, config=config, met=met)
         back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
-        self.evictions = ApiEvictions(client, self.node, self.disks, self.clock, back_off)
+        about: Any = self.node, self.disks, self.reported.append, self.log
+        self.evictions = ApiEvictions(client, *about, self.clock, back_off)
         self.outcomes = self.evictions.outcomes
 
     @property

@@ -12,7 +12,7 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
-from monitor.side.cluster.cluster import Cluster
+from monitor.side.cluster.cluster import Cluster, Place
 from monitor.side.cluster.record import PendingRecords, Record, record_of
 from monitor.side.cluster.reports import AWAY, STATUS_NOTE, TAKEN
 from monitor.side.worker import Worker
@@ -147,7 +147,7 @@ def open_cluster(
 
     def make() -> Cluster:
         parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 1)
-        made.append(parts.cluster(config, "node-1", files))
+        made.append(parts.cluster(Place(config, "node-1"), files))
         made[-1].start()
         return made[-1]
 

@@ -12,6 +12,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
 from monitor.settings.config import RunConfig
+from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import LOOK_S, TRIES, NodeReport
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
@@ -210,7 +211,7 @@ def tainting(state_dir: Path, log: Log, *conditions: str) -> Parts:
 def test_an_end_without_a_server_waits_for_nobody(
     config: ClusterConfig, files: Worker, api: FakeApiServer, tmp_path: Path
 ) -> None:
-    cluster = tainting(tmp_path, Log(), "MemoryPressure").cluster(config, "node-1", files)
+    cluster = tainting(tmp_path, Log(), "MemoryPressure").cluster(Place(config, "node-1"), files)
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     api.refuse()

@@ -16,9 +16,8 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import STATUS_NOT_TAKEN
-from monitor.side.cluster.cluster import Cluster
+from monitor.side.cluster.cluster import Cluster, Place
 from monitor.side.cluster.reports import AWAY, TAKEN
-from monitor.side.races import Races
 from monitor.side.worker import Worker
 from tests.alerts.services import Webhook
 from tests.daemon.harness import DECISION
@@ -101,8 +100,8 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     hook = Webhook()
     settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,), node_name="node-1")
     known = Parts(settings, cgroupfs.detect(), 1 << 30)
-    races = Races(known.node, known.figures, known.health)
-    cluster = known.cluster(config, "node-1", files, races)
+    races = known.races()
+    cluster = known.cluster(Place(config, "node-1"), files, races.status_not_taken)
     with hook.running():
         cluster.start()
         try:

@@ -8,6 +8,7 @@ import pytest
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
+from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import NodeReport
 from monitor.side.cluster.record import TaintRecord, TaintRecords, start_removal
 from monitor.side.worker import Worker
@@ -55,7 +56,7 @@ def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
     for name in ("_END_S", "_END_REQUEST_S"):
         monkeypatch.setattr(f"monitor.side.cluster.cluster.{name}", 60.0)
     known = tainting(tmp_path, LogLines(), "MemoryPressure")
-    cluster = known.cluster(config, "node-1", files, kubeconfig=("/etc/kubeconfig", False))
+    cluster = known.cluster(Place(config, "node-1", "/etc/kubeconfig"), files)
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     assert at_the_patch[0] == [(MEMORY["key"],)]

@@ -69,13 +69,13 @@ class Node:
         watch = SimpleNamespace(take=self._take, wait_known=lambda _: True)
         settings = RunConfig(node_cgroup=str(root))
         parts = Parts(settings, hierarchy, 1 << 40, table=self.table, log=LogLines())
-        self.node, self.figures = parts.node, parts.figures
-        self.scores = OomScores(hierarchy, 1 << 40, None, self.node.log_budget)
+        self.node, self.figures, self.log = parts.node, parts.figures, parts.log
+        self.scores = OomScores(hierarchy, 1 << 40, None, self.log.budget)
         self.changes: list[Change] = []
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
-        self.pods = PodSync(self.node, watch, self.ours, self.scores, lambda: None)
-        self.builder = EventBuilder(self.node, self.figures, lambda *_: None, lambda _: None, False)
+        self.pods = PodSync(self.node, watch, self.ours, self.scores, self.log, lambda: None)
+        self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, print, id, False)
 
     def make_cgroup(self, path: Path) -> None:
         path.mkdir(parents=True)
@@ -140,7 +140,7 @@ class Node:
             "watcher": self.source._watcher,
             "pods": self.pods,
             "scores": self.scores,
-            "lines": self.node.log_budget,
+            "lines": self.log.budget,
             "builder": self.builder,
             "sampler": self.builder._sampler,
             "oom events": self.builder._oom_events.stopping_pods,
@@ -226,7 +226,7 @@ def test_a_message_about_what_cannot_be_read_is_counted(side: Node) -> None:
     def refused(_: object) -> None:
         raise MonitorError("the id cannot be read: File name too long")
 
-    races: Any = SimpleNamespace(recorder=None, _received=0, _figures=side.figures, _log=side.node.log)
+    races: Any = SimpleNamespace(recorder=None, _received=0, figures=side.figures, log=side.log)
     races.event_builder = SimpleNamespace(handle=refused)
     Races.handle(races, Stored(1))
     assert side.figures.bad_messages == 1

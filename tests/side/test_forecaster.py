@@ -15,7 +15,7 @@ MIB = 1 << 20
 @pytest.fixture
 def forecaster() -> Forecaster:
     view: Any = SimpleNamespace(stats={"armed": 1}, pods={})
-    made = Forecaster(view, view, lambda: ((), ()))
+    made = Forecaster(view, view, view, lambda: ((), ()))
     made._compare = lambda: None  # (the kernel's likely victim is no part of this)
     return made
 
@@ -29,7 +29,7 @@ def test_a_crossing_is_compared_with_the_first_forecast_before_it(forecaster: Fo
     """100 MiB are in use of 200, 5 MiB more each second: 20 s by the plain rate, from second 10 on."""
     level, capacity = 200 * MIB, 300 * MIB
     watched = Watched(0, "node", "memory.available", True, capacity - level, capacity)
-    forecaster._facts = lambda: (line_to(level, 5 * MIB), [watched])
+    forecaster.facts = lambda: (line_to(level, 5 * MIB), [watched])
 
     def crossed(second: int) -> Crossing:
         figures = (capacity - level, capacity, level, level, capacity - level - 1)
@@ -51,10 +51,10 @@ def test_a_crossing_is_compared_with_the_first_forecast_before_it(forecaster: Fo
 
 def test_why_there_is_no_forecast_is_reported(forecaster: Forecaster) -> None:
     watched = Watched(0, "node", "memory.available", True, 100 * MIB, 300 * MIB)
-    forecaster._facts = lambda: (line_to(200 * MIB, 0), [watched])
+    forecaster.facts = lambda: (line_to(200 * MIB, 0), [watched])
     forecaster._update(10 * S)
     (found,) = forecaster.report()
     assert (found["seconds"], found["soonest_s"], found["latest_s"], found["no"]) == (None, None, None, "not growing")
-    forecaster._facts = lambda: ((), [watched])  # far from every threshold
+    forecaster.facts = lambda: ((), [watched])  # far from every threshold
     forecaster._update(11 * S)
     assert forecaster.report() == []

@@ -64,7 +64,7 @@ def test_evictions_are_passed_on_also_before_the_pod_is_held(holds: Holds, sent:
     holds.evicted("u", f"{FOR_MEMORY} Threshold quantity: 100Mi")
     holds.evicted("other")
     assert sent == [KubeletEviction("u", True), KubeletEviction("other", False)]
-    holds._tells = False
+    holds.tells = False
     holds.evicted("u")
     assert len(sent) == 2, "the hot process holds no pod"
 

@@ -24,7 +24,7 @@ class Stats:
 
 def watch(pid: int, loops: int, lives: bool, kill: Any = None) -> tuple[HotWatch, Stats]:
     stats = Stats(loops)
-    health: Any = SimpleNamespace(stats=stats, hot_lives=lambda: lives)
+    health: Any = SimpleNamespace(figures=SimpleNamespace(stats=stats), hot_lives=lambda: lives)
     return HotWatch(pid, health, MagicMock(), kill), stats
 
 

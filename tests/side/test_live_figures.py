@@ -31,7 +31,7 @@ def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path:
     node = write(tmp_path / "node", files)
     sent: list[Any] = []
     config = RunConfig(node_cgroup=str(node))
-    parts = Parts(config, Hierarchy(2, tmp_path), 64 * MIB, Table(node))
+    parts = Parts(config, Hierarchy(2, tmp_path), 64 * MIB, table=Table(node))
     stats, respond = parts.figures.stats, parts.summary.respond
     parts.figures.send = lambda message: sent.append(message) or False  # type: ignore[func-returns-value]
 

@@ -25,9 +25,9 @@ def side_of(pod: PlainPod) -> SoftBrakes:
         config=SimpleNamespace(state_dir=str(pod.state)),
         hierarchy=SimpleNamespace(version=2),
         pods={"u": SimpleNamespace(cgroup=pod.path, pod=SimpleNamespace(namespace="ns", name="p"))},
-        log=SimpleNamespace(info=lambda *_, **__: None, warning=lambda text, **_: pytest.fail(text)),
     )
-    return SoftBrakes(view)
+    log: Any = SimpleNamespace(info=lambda *_, **__: None, warning=lambda text, **_: pytest.fail(text))
+    return SoftBrakes(view, lambda _: True, log)
 
 
 def files(pod: PlainPod) -> dict[str, str]:

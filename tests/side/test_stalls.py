@@ -9,7 +9,6 @@ import pytest
 from monitor.kernel import pressure
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import FoundPod
-from monitor.policy.stall import parse_rule
 from monitor.race.events import Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.stalls import Stalls
@@ -24,19 +23,21 @@ S, MIB = 10**9, 1 << 20
 class Node:
     """A node of files with two pods, and what `Stalls` finds there second by second."""
 
-    def __init__(self, root: Path, *rules: str) -> None:
+    def __init__(self, root: Path, *rules: str, enforce: bool = False) -> None:
         self.root, self.now_ns = root, 100 * S
         self.waits = {"reader": [0, 0, 0, 0], "hog": [0, 0, 0, 0], "": [0, 0, 0, 0]}
         self.sizes = {"reader": (10, 80), "hog": (1, 0), "": (20, 90)}  # MiB that reclaim cannot take, and files
         self.limits = {"reader": "max", "hog": "max"}
         self.log = LogLines()
-        parts = Parts(RunConfig(node_cgroup=str(root)), Hierarchy(2, root.parent), 512 * MIB, log=self.log)
-        self.node = parts.node
+        config = RunConfig(node_cgroup=str(root), stall=rules or ("pod>50%,grace=10s",), enforce=enforce)
+        parts = Parts(config, Hierarchy(2, root.parent), 512 * MIB, log=self.log)
+        self.node, self.holds, self.reported = parts.node, parts.holds, list[Stalled]()
+        self.sent: list[Any] = []
         self.node.pods = {name: self._pod(name) for name in ("reader", "hog")}
         self.node.synced = True
         self.write()
-        made = tuple(map(parse_rule, rules or ("pod>50%,grace=10s",)))
-        self.stalls = Stalls(self.node, parts.figures, made, lambda: ["hog", "reader"], self._waited)
+        about = parts.holds, self.log, self.reported.append, self.sent.append, lambda: ["hog", "reader"], self._waited
+        self.stalls = Stalls(self.node, parts.figures, *about)
 
     def _waited(self) -> pressure.Waited:
         memory, io, _, _ = map(sum, zip(*self.waits.values(), strict=True))
@@ -74,7 +75,7 @@ class Node:
             self.stalls.turn(self.now_ns)
 
     def events(self) -> list[Any]:
-        return [self.node.evictions.get_nowait() for _ in range(self.node.evictions.qsize())]
+        return [self.reported.pop(0) for _ in list(self.reported)]
 
 
 @pytest.fixture
@@ -139,19 +140,17 @@ def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
 def test_hot_is_asked_to_evict_the_pod_that_grew_and_no_other(
     tmp_path: Path, enforce: bool, grew: str, limit: str, asked: int, over: str
 ) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    sent: list[Any] = []
-    node.view.send, node.view.config = sent.append, replace(node.view.config, enforce=enforce)
+    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict", enforce=enforce)
     node.second()
     if grew:
         node.sizes[grew] = (101, node.sizes[grew][1])
     node.limits["reader"] = limit
     for _ in range(9):
         node.second(reader=0.9)
-    assert sent == [], "not before the grace is over"
+    assert node.sent == [], "not before the grace is over"
     for _ in range(34):
         node.second(reader=0.9)
-    assert [one.pod for one in sent] == [grew] * asked, "again after 30 s, not earlier"
+    assert [one.pod for one in node.sent] == [grew] * asked, "again after 30 s, not earlier"
     node.sizes["hog"] = (1, 0)
     for _ in range(7):
         node.second()
@@ -177,7 +176,7 @@ def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
 
 def test_a_pod_that_outrace_holds_does_not_stall(node: Node) -> None:
     node.second()
-    node.node.holds.now = {"reader": None}  # type: ignore[dict-item]
+    node.holds.now = {"reader": None}  # type: ignore[dict-item]
     for _ in range(14):
         node.second(reader=0.9, hog=0.6)
     assert [found.pod for found in node.events()] == ["hog"]
@@ -229,6 +228,6 @@ def test_the_machine_can_stall_as_a_whole(tmp_path: Path) -> None:
 def test_without_psi_no_thread_begins_and_the_log_says_so(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     monkeypatch.setattr(pressure, "waited", lambda directory: None)
-    monkeypatch.setattr(node.node.log, "info", lines.append)
+    monkeypatch.setattr(node.log, "info", lines.append)
     node.stalls.start()
     assert lines == ["stalls are not known: the kernel has no PSI (boot with psi=1)"]

@@ -43,7 +43,7 @@ class Bench:
             self.processes[name] = stack.enter_context(Puppet(cgroup))
             self.write(name, 100 * (number + 1))
         known = Parts(RunConfig(state_dir=str(state_dir)), cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
-        self.marks = VictimMarks(known.node, self.clock)
+        self.marks = VictimMarks(known.node, self.log, print, self.clock)
 
     def clock(self) -> float:
         self.now += self.pass_s

@@ -35,8 +35,9 @@ from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
 from monitor.race.events import Gone, Refused
 from monitor.side.cluster.reports import is_there
 from monitor.side.disk_watch import DiskWatch
+from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
-from monitor.side.node_state import NodeState
+from monitor.side.node_state import NodeState, OtherEviction
 
 #: After a refusal the pod is not requested again before this: the period of the kubelet and of repeated decisions.
 REFUSED_S = 10.0
@@ -82,8 +83,8 @@ class _Ending(NamedTuple):
 
 
 class ApiEvictions:
-    """`turn` does what is due. It reports to ``node`` each eviction that the API server made, each pod that ended, and
-    pods that the API server refused to evict for memory.
+    """`turn` does what is due. ``report`` gets each eviction that the API server made, each pod that ended, and pods
+    that the API server refused to evict for memory.
     """
 
     def __init__(
@@ -91,17 +92,16 @@ class ApiEvictions:
         client: ApiClient,
         node: NodeState,
         disks: DiskWatch,
+        report: Callable[[OtherEviction], object],
+        log: Log,
         clock: Callable[[], float] = time.monotonic,
         back_off: BackOff | None = None,
     ) -> None:
         self.outcomes = dict.fromkeys(OUTCOMES, 0)  # for the metrics, as the next
         self.seconds = Histogram(ACCEPTED_S)
-        self._node = node
-        self._disks = disks
-        self._log = node.log
+        self._client, self._node, self._disks, self._report, self._log = client, node, disks, report, log
         self._clock = clock
-        self._client = client
-        self._retry = Retry(node.log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock), clock)
+        self._retry = Retry(log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock), clock)
         self._no_right: dict[str, float] = {}  # namespace -> until when the authorizer is not asked for its pods again
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
@@ -249,7 +249,7 @@ class ApiEvictions:
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
             budget = any(self._outcome(pod) == BUDGET for pod in kept)
-            self._node.others_evicted(Refused(*about, tuple(names), budget, self._refusal, instead))
+            self._report(Refused(*about, tuple(names), budget, self._refusal, instead))
 
     def _outcome(self, pod: Asked) -> str:
         """Of the last request; without one the authorizer refused another pod of the namespace."""
@@ -300,7 +300,7 @@ class ApiEvictions:
             # Its figures are those of the order, not of the pod that was decided on.
             row = next((Candidate(*row) for row in decision.order if row[0] == pod.uid), None)
             made |= {"working_set": row.usage or 0, "request": row.request, "containers": {}} if row else {}
-        self._node.others_evicted(decision._replace(observed=False, signalled_ns=now_ns, **made))
+        self._report(decision._replace(observed=False, signalled_ns=now_ns, **made))
 
     def _has_ended(self, ending: _Ending) -> bool:
         """Whether the next pod need not wait for this one."""
@@ -317,7 +317,7 @@ class ApiEvictions:
             self._waiting.clear()  # decided while the ended pod still had its memory
         if ended:
             self._log.info("an evicted pod has ended", pod=pod.title, uid=pod.uid, seconds=round(waited_s, 3))
-            self._node.others_evicted(Gone(time.monotonic_ns(), pod.uid, pod.title, None))
+            self._report(Gone(time.monotonic_ns(), pod.uid, pod.title, None))
         else:
             self._log.warning("an evicted pod does not end: going on without it", pod=pod.title, uid=pod.uid)
         return True

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
@@ -22,16 +22,16 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.kube.retry import Retry, turning
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
+from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import NodeReport, reason
-from monitor.side.cluster.record import TaintRecord, TaintRecords, condition_record, pod_record, record_of
+from monitor.side.cluster.record import Record, TaintRecord, TaintRecords, condition_record, pod_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.disk_watch import DiskWatch
-from monitor.side.node_state import NodeState
+from monitor.side.export.log import Log
+from monitor.side.holds import Holds
+from monitor.side.node_state import NodeState, OtherEviction
 from monitor.side.worker import Worker
-
-if TYPE_CHECKING:
-    from monitor.side.races import Races
 
 #: An idle connection gets a request this often: an API server, and a proxy before it, close idle connections.
 WARM_S = 30.0
@@ -42,40 +42,61 @@ _END_S = 2.0
 _END_REQUEST_S = 1.0
 
 
+class Place(NamedTuple):
+    """The node in its cluster. ``kubeconfig``: the path of it; ``given``: by the option."""
+
+    config: ClusterConfig
+    node: str
+    kubeconfig: str = ""
+    given: bool = False
+
+
+def find_place(config: RunConfig, log: Log) -> Place | None:
+    """In the cluster that the pods come from; None where there is no access to its API server."""
+    access = Access.found(config)
+    try:
+        server, whose = access.api_server()
+        if not access.node:
+            raise MonitorError("no --node-name, and no kubelet here")
+    except MonitorError as error:
+        log.warning("evictions are only written to the state directory", problem=str(error))
+        return None
+    log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
+    return Place(server, access.node, access.kubeconfig_in_use, bool(access.kubeconfig))
+
+
 class Cluster:
-    """``name``: of the node. ``files`` writes below the state dir, one job after the other. `evicting` may be called
-    from any thread and never waits. ``races`` alert of a status that is not taken. ``kubeconfig``: the path of it, and
-    whether it was given.
+    """``files`` writes below the state dir, one job after the other. `evicting` may be called from any thread and never
+    waits. ``report`` gets evictions by the API server.
     """
 
     def __init__(
         self,
+        place: Place,
         node: NodeState,
+        holds: Holds,
         disks: DiskWatch,
-        config: ClusterConfig,
-        name: str,
+        report: Callable[[OtherEviction], object],
+        log: Log,
         files: Worker,
-        races: Races | None = None,
-        kubeconfig: tuple[str, bool] = ("", False),
+        on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
     ) -> None:
-        self.name = name
-        self._config = config
-        log, state_dir = node.log, Path(node.config.state_dir)
+        self.name = name = place.node
+        self._place = place
+        state_dir = Path(node.config.state_dir)
         self._stop = threading.Event()
-        self._client = ApiClient(config, self._stop, timeout_s=TIMEOUT_S)
-        self._events_client = ApiClient(config, self._stop)
+        self._client = ApiClient(place.config, self._stop, timeout_s=TIMEOUT_S)
+        self._events_client = ApiClient(place.config, self._stop)
         clients = self._client, self._events_client
-        told = () if races is None else (races.status_not_taken,)
-        self.reports = Reports(*clients, state_dir, files, log, *told)
-        self._kubeconfig = kubeconfig
+        self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
         self._tainted = TaintRecords(state_dir)
-        held = node.holds.names if node.config.holds else None
+        held = holds.names if node.config.holds else None
         more = self._condition_changed, held, node.config.taints_node, self._note_taints
         self._node_report = NodeReport(
             self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more
         )
         #: None but with `--evict-by api`.
-        self.evictions = ApiEvictions(self._client, node, disks) if node.config.asks_api else None
+        self.evictions = ApiEvictions(self._client, node, disks, report, log) if node.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # no more requests to the API server
         self._warm_due = 0.0
@@ -133,7 +154,7 @@ class Cluster:
     def _run(self) -> None:
         turning(self._turn, self._stop, self.reports.event_due)
         if self._node_report.own_taints:
-            client = ApiClient(self._config, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
+            client = ApiClient(self._place.config, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
             self._node_report.end(client)
             client.close()
 
@@ -159,7 +180,7 @@ class Cluster:
 
     def _note_taints(self, keys: Collection[str]) -> None:
         if keys:
-            self._tainted.write(TaintRecord(self.name, tuple(sorted(keys)), *self._kubeconfig))
+            self._tainted.write(TaintRecord(self.name, tuple(sorted(keys)), self._place.kubeconfig, self._place.given))
         else:
             self._tainted.remove(self.name)
 
@@ -171,23 +192,3 @@ class Cluster:
 
 def _age_s(since_ns: int) -> float:
     return max(0.0, (time.monotonic_ns() - since_ns) / 1e9)
-
-
-def open_cluster(node: NodeState, disks: DiskWatch, files: Worker, races: Races | None) -> Cluster | None:
-    """The cluster that the pods come from; None where there is no access to its API server."""
-    access = Access.found(node.config)
-    try:
-        server, whose = access.api_server()
-    except MonitorError as error:
-        node.log.warning("evictions are only written to the state directory", problem=str(error))
-        return None
-    if not access.node:
-        node.log.warning(
-            "evictions are only written to the state directory", problem="no --node-name, and no kubelet here"
-        )
-        return None
-    node.log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
-    kubeconfig = access.kubeconfig_in_use, bool(access.kubeconfig)
-    cluster = Cluster(node, disks, server, access.node, files, races, kubeconfig)
-    cluster.start()
-    return cluster

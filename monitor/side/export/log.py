@@ -224,6 +224,7 @@ class Log:
         self.worker = worker
         self._journal = under_journal(fd)
         self._native = Journal() if self._journal and os.path.exists(SOCKET) else None
+        self.budget = LogBudget(self)  # of the main thread, for lines that a pod can cause any number of
 
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
         """Log one event; fields keep their order. A line that cannot be written is counted by the worker as dropped."""

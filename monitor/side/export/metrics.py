@@ -32,9 +32,11 @@ from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, 
 from monitor.policy.suspension import REASONS
 from monitor.side.disk_watch import ACTIONS, Cleanup, DiskWatch
 from monitor.side.export.families import counter, gauge, histogram
+from monitor.side.export.log import Log, LogBudget
 from monitor.side.export.race_metrics import race_metrics
 from monitor.side.export.route import Response
 from monitor.side.health import Health
+from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState
 from monitor.side.reload import Reloader, Reloads
 
@@ -122,6 +124,8 @@ class Metrics(Collector):
     node: NodeState
     figures: Figures
     health: Health
+    holds: Holds
+    log: Log
     watch: PodWatch
     disks: DiskWatch
     processes: ProcessWatch
@@ -147,15 +151,15 @@ class Metrics(Collector):
         for name, text in _DOMAIN.items():
             values = {domain: getattr(reading, name) for domain, reading in domains.items()}
             yield gauge(f"memory_{name}_bytes", text, values, "domain")
-        yield from pod_metrics(self.node, self.figures)
-        yield from hold_metrics(self.node)
+        yield from pod_metrics(self.node, self.figures, self.log.budget)
+        yield from hold_metrics(self.holds)
         yield from self._signals(domains)
         yield from self._policy()
         yield from self._records()
         yield from self._side()
         races, cluster = self.late()
         if races is not None:
-            yield from race_metrics(races)
+            yield from race_metrics(races, self.node.named_pods())
         if cluster is not None:
             yield from cluster_metrics(cluster)
 
@@ -331,8 +335,7 @@ def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
 
 
 # Metrics of pods that are held. What is counted here starts at 0 with the helper.
-def hold_metrics(node: NodeState) -> Iterator[Metric]:
-    holds = node.holds
+def hold_metrics(holds: Holds) -> Iterator[Metric]:
     now = list(holds.now.values())
     held = {reason: sum(one.reason == reason for one in now) for reason in HELD_FOR}
     text = "Held pods, by reason: `victim`, the policy's next, or `grows`."
@@ -385,7 +388,7 @@ _OVER = (
 )
 
 
-def pod_metrics(node: NodeState, figures: Figures) -> Iterator[Metric]:
+def pod_metrics(node: NodeState, figures: Figures, budget: LogBudget) -> Iterator[Metric]:
     """Memory, limits, and what is over a budget."""
     request = era(node.config.policy).request
     pods = node.named_pods()
@@ -399,7 +402,7 @@ def pod_metrics(node: NodeState, figures: Figures) -> Iterator[Metric]:
     yield from limit_metrics(node)
     caused: dict[tuple[str, str, str], int] = {}
     for key, found in pods.items():
-        numbers = figures.over(found) | {"log_lines": node.log_budget.left_out["/".join(key)]}
+        numbers = figures.over(found) | {"log_lines": budget.left_out["/".join(key)]}
         caused |= {(*key, what): n for what, n in numbers.items() if n}
     yield counter("pod_over_budget", _OVER, caused, *_POD, "what")
 

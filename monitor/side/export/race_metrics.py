@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
+from monitor.pods.model import FoundPod
 from monitor.policy.stall import KUBEPODS, MACHINE
 from monitor.race.events import NODE
 from monitor.race.forecast import LEVEL, STILL
@@ -23,7 +24,8 @@ _ALERTS = {
 }
 
 
-def race_metrics(races: Races) -> Iterator[Metric]:
+def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[Metric]:
+    """``pods``: by namespace and name."""
     judge, store, recorder = races.judge, races.judge.store, races.recorder
     yield counter("race", "Episodes of pressure that are over, by verdict.", judge.verdicts, "verdict")
     yield counter("incident_flags", "Flags given with verdicts on episodes of pressure.", judge.flags, "flag")
@@ -31,8 +33,8 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     nbytes = {verdict: found.shown() for verdict, found in judge.margin_bytes.items()}
     yield histogram("race_margin_seconds", "Time by which races were won or lost, by verdict.", seconds, "verdict")
     yield histogram("race_margin_bytes", "Bytes by which races were won or lost, by verdict.", nbytes, "verdict")
-    yield from _ahead(races)
-    yield from _stalls(races)
+    yield from _ahead(races, pods)
+    yield from _stalls(races, pods)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
     yield gauge("incident_store_failing", "1 while incidents cannot be stored.", bool(store.problem))
@@ -54,8 +56,8 @@ def race_metrics(races: Races) -> Iterator[Metric]:
     yield gauge("recording_failing", "1 while the recording cannot be written.", failing)
 
 
-def _stalls(races: Races) -> Iterator[Metric]:
-    stalls, pods = races.stalls, races.forecaster.node.named_pods()
+def _stalls(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[Metric]:
+    stalls = races.stalls
     yield counter("stalls", "Stalls that lasted for their grace.", stalls.counted)
     shown = stalls.shown
     shares = {names: shown[found.pod.uid].share for names, found in pods.items() if found.pod.uid in shown}
@@ -65,7 +67,7 @@ def _stalls(races: Races) -> Iterator[Metric]:
     yield gauge("stall_ratio", "The same of the machine and of all pods, where a rule watches them.", domains, "domain")
 
 
-def _ahead(races: Races) -> Iterator[Metric]:
+def _ahead(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[Metric]:
     forecaster = races.forecaster
     yield gauge(
         "victim_mismatch",
@@ -90,7 +92,7 @@ def _ahead(races: Races) -> Iterator[Metric]:
         }
         text = f"Ends of the {LEVEL:.0%} interval of the time until {until}. Absent without a forecast."
         yield gauge(f"{name}_interval_seconds", text, ends, *labels, "end")
-    seconds, pods = forecaster.pods(), forecaster.node.named_pods()
+    seconds = forecaster.pods()
     near = {names: seconds[found.pod.uid] for names, found in pods.items() if found.pod.uid in seconds}
     text = "Time until a pod hits its own limit; absent without a forecast."
     yield gauge("pod_forecast_oom_seconds", text, near, "namespace", "pod")
