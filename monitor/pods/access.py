@@ -26,6 +26,7 @@ from monitor.owner import alone
 from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.feed import KubeletFeed, PodCache, PodFeed
 from monitor.pods.installations import NodeKubelet, find_kubelet
+from monitor.pods.model import Ends
 from monitor.pods.spec import APISERVER, KUBELET, MANIFEST_DIR, Choice, without_cluster
 
 #: Seconds that one server may take to answer, at the start.
@@ -139,14 +140,15 @@ class Access:
         self.server(kind, argument)
         self.node  # noqa: B018 - raises
 
-    def feed(self, kind: str, argument: str, state_dir: Path | None) -> PodFeed:
+    def feed(self, kind: str, argument: str, state_dir: Path | None, ends: Ends | None = None) -> PodFeed:
         """The feed of ``--pods kubelet[:URL]`` or ``apiserver``. ConfigError."""
         cache = PodCache(state_dir, self.node) if state_dir is not None else None
         server, stop = self.server(kind, argument), threading.Event()
         if kind == APISERVER:
             client, selector = ApiClient(server, stop), f"spec.nodeName={self.node}"
-            return ApiServerFeed(client, selector, f"pods of {self.node} at {server.server}", cache, stop)
-        return KubeletFeed(KubeletClient(server, stop), f"pods of the kubelet at {server.server}", cache, stop)
+            return ApiServerFeed(client, selector, f"pods of {self.node} at {server.server}", cache, stop, ends=ends)
+        where = f"pods of the kubelet at {server.server}"
+        return KubeletFeed(KubeletClient(server, stop), where, cache, stop, ends=ends)
 
 
 # ---- ``--pods auto``

@@ -12,6 +12,7 @@ from monitor.kube.decode import BOOKMARK, DELETED
 from monitor.kube.errors import ApiError, Cancelled, ResourceExpired, ServerError, TooManyRequests, TransportError
 from monitor.kube.resources import PODS
 from monitor.pods.feed import PodCache, PodFeed, known
+from monitor.pods.model import Ends
 
 #: A watch that ends sooner, without an event, is followed by a pause, as in client-go.
 _SHORT_S = 1.0
@@ -35,8 +36,9 @@ class ApiServerFeed(PodFeed):
         back_off: BackOff | None = None,
         watch_s: float = WATCH_S,
         silence_s: float = SILENCE_S,
+        ends: Ends | None = None,
     ) -> None:
-        super().__init__(where, cache, stop)
+        super().__init__(where, cache, stop, ends=ends)
         self._client = client
         self._field_selector = field_selector
         self._back_off = back_off or BackOff()

@@ -25,7 +25,6 @@ class ClusterSource(SpecSource):
 
     HOLDS_US = "it is never evicted"  # as a DaemonSet is meant to be
     is_complete = False  # until a scan knew all pods
-    feed: PodFeed
 
     def __init__(self, feed: PodFeed, within: Within) -> None:
         super().__init__(within)
@@ -38,6 +37,10 @@ class ClusterSource(SpecSource):
         if self._watcher is not None:
             self._ready.register(self._watcher.fileno(), select.EPOLLIN)
         feed.start()
+
+    @property
+    def is_failing(self) -> bool:
+        return self.feed.is_failing
 
     def fileno(self) -> int | None:
         return self._ready.fileno()

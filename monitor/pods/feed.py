@@ -27,6 +27,7 @@ from monitor.kube.errors import ApiError, Cancelled
 from monitor.kube.kubelet import KubeletClient
 from monitor.pods import pod_objects
 from monitor.pods.manifest_files import Manifest
+from monitor.pods.model import Ends
 from monitor.pods.pod_objects import Object
 
 #: Beside the pods, so that a later version can tell that it does not know the format.
@@ -125,6 +126,7 @@ class PodFeed(ABC):
         cache: PodCache | None = None,
         stop: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
+        ends: Ends | None = None,
     ) -> None:
         self.where = where
         self.stop = stop or threading.Event()
@@ -139,9 +141,7 @@ class PodFeed(ABC):
         self._dirty = False
         self._bug: Exception | None = None  # that ended the thread
         self._tried = threading.Event()  # whether there was an answer, or a failure
-        #: Called with uid, namespace/name and message of a pod that ran, and is Evicted now.
-        self.on_evicted: Callable[[str, str, str], object] = lambda *_: None
-        self.on_ending: Callable[[str], object] = lambda _: None
+        self.ends = ends or Ends()
         self.synced = False  # whether the source has answered since the start
         if cache is not None:
             self._pods = {one.uid: one for obj in cache.load() if (one := known(f"{cache.path}", obj)) is not None}
@@ -246,9 +246,9 @@ class PodFeed(ABC):
         meta, status = one.object["metadata"], one.object["status"]
         if was["status"].get("phase") == "Running" and (status.get("phase"), status.get("reason")) == _EVICTED:
             title = f"{meta.get('namespace', '')}/{meta.get('name', '')}"
-            self.on_evicted(one.uid, title, str(status.get("message", "")))
+            self.ends.evicted(one.uid, title, str(status.get("message", "")))
         if meta.get("deletionTimestamp") and not was["metadata"].get("deletionTimestamp"):
-            self.on_ending(one.uid)
+            self.ends.ending(one.uid)
 
     def drop(self, uid: str) -> None:
         with self._lock:
@@ -339,8 +339,9 @@ class KubeletFeed(PodFeed):
         cache: PodCache | None = None,
         stop: threading.Event | None = None,
         back_off: BackOff | None = None,
+        ends: Ends | None = None,
     ) -> None:
-        super().__init__(where, cache, stop)
+        super().__init__(where, cache, stop, ends=ends)
         self._client = client
         self._back_off = back_off or BackOff(cap_s=POLL_S)  # it is on this node, for few clients
         self._soon = threading.Event()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod, stable_uid
-
-if TYPE_CHECKING:
-    from monitor.pods.feed import PodFeed
 
 #: With inotify a rescan only finds what no event reported (a network file system, an overflowed queue). A scan of 110
 #: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
@@ -35,6 +32,13 @@ class FoundPod:
     cgroup: Path
     containers: Mapping[str, Path]
     cgroup_ids: tuple[int, ...] = ()
+
+
+class Ends(NamedTuple):
+    """What is called, from any thread, when a server reports an end."""
+
+    evicted: Callable[[str, str, str], object] = lambda *_: None  # uid, namespace/name, message: it ran, and is Evicted
+    ending: Callable[[str], object] = lambda _: None  # uid: it is deleted, or evicted through the API
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,6 @@ def first(names: Sequence[str]) -> str:
 class PodSource(ABC):
     """Where pods come from. Call `poll` when `fileno` is readable, and after `due_s` or once a second."""
 
-    #: The server that reports the pods; None: they are found here.
-    feed: PodFeed | None = None
     #: Whether `pods` are all there are, and not only those heard of so far.
     is_complete = True
     #: Uids of pods that have a cgroup and are not known.
@@ -108,6 +110,11 @@ class PodSource(ABC):
         self._watcher = Watcher.open()
         self._next_scan = 0.0  # time.monotonic(); 0 = at once
         self._patience_s = 0.0  # before looking again at what is unsettled
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether a server that reports the pods does not answer: its last pods stay in use."""
+        return False
 
     def fileno(self) -> int | None:
         """A descriptor that is readable when something changed; None without inotify (then only polls find it)."""

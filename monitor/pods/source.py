@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import PodSource, Within
+from monitor.pods.model import Ends, PodSource, Within
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, MANIFESTS, SERVICES, Choice, check_spec, without_cluster
 
 if TYPE_CHECKING:
@@ -102,12 +102,14 @@ def open_for(
     node: Path | None = None,
     spared: Iterable[int] = (),
     state_dir: Path | None = None,
+    ends: Ends | None = None,
 ) -> PodSource:
     """Open the source of pods that is configured, ``auto`` too. ConfigError where it cannot be.
 
     ``mem_total`` is the machine's memory in bytes; pods lie below the cgroup ``node`` (None: the whole machine), and no
     pod may hold a process of ``spared`` (pids), because it would be killed with the pod. The pods of a cluster are
-    stored in ``state_dir``; a command, which has none and only looks, waits for the first answer.
+    stored in ``state_dir``, and ``ends`` gets their ends; a command, which has neither and only looks, waits for the
+    first answer.
     """
     choice, access = settle(config)
     kind, argument = check_spec(choice.spec)
@@ -115,7 +117,7 @@ def open_for(
     if access is not None:
         from monitor.pods.cluster_source import ClusterSource
 
-        feed = access.feed(kind, argument, state_dir)
+        feed = access.feed(kind, argument, state_dir, ends)
         source = ClusterSource(feed, within)
         if state_dir is None:
             feed.wait(_FIRST_S)

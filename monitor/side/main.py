@@ -40,7 +40,7 @@ from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
 from monitor.link.messages import Flight, LogLine
 from monitor.link.upgrade import refuse_other_code
-from monitor.pods.model import PodSource
+from monitor.pods.model import Ends, PodSource
 from monitor.pods.source import open_for
 from monitor.pods.spec import CLUSTER, check_spec
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
@@ -141,11 +141,7 @@ class Side:
     def _opened_source(self, mem_total: int) -> PodSource:
         node = self.node
         about = node.hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(self.config.state_dir)
-        source = open_for(self.config, *about)
-        if source.feed is not None:
-            source.feed.on_evicted = lambda *about: self.inbox.report(about)
-            source.feed.on_ending = self.holds.evicted
-        return source
+        return open_for(self.config, *about, Ends(lambda *about: self.inbox.report(about), self.holds.evicted))
 
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.

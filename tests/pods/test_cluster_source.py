@@ -35,7 +35,7 @@ def test_pods_have_their_names_requests_and_priorities(cluster: Cluster, kind: s
     found = source.pods[uid_of(batch)]
     assert (found.pod.known_priority, found.cgroup) == (-10, path)
     assert CURRENT.request(source.pods[uid_of(db)].pod, "memory").value == 64 << 20
-    assert not source.feed.is_failing
+    assert not source.is_failing
     assert found.containers == {"main": path / uid_of(batch).replace("-", "")}
     assert (source.problems, source.unlisted) == ((), ())
 
@@ -290,7 +290,7 @@ def test_the_kubelet_is_asked_as_soon_as_a_container_ended(cluster: Cluster, mon
     cluster.create(pod)
     source = cluster.source(cluster.polled())
     evicted: list[str] = []
-    source.feed.on_evicted = lambda uid, _name, _message: evicted.append(uid)
+    source.feed.ends = source.feed.ends._replace(evicted=lambda uid, *_: evicted.append(uid))
     look(source, lambda: named(source) == {"shop/a"})
     (container,) = source.pods[uid_of(pod)].containers.values()
     container.rmdir()

@@ -259,7 +259,7 @@ RUNNING, EVICTED = in_phase("Running"), in_phase("Failed", "Evicted")
 def test_a_pod_that_ran_and_is_evicted_is_reported_once(feed: PushedFeed, steps: Any, times: int) -> None:
     """Each step is all the pods, or one that changed."""
     found = list[tuple[str, str, str]]()
-    feed.on_evicted = lambda *one: found.append(one)
+    feed.ends = feed.ends._replace(evicted=lambda *one: found.append(one))
     for step in steps:
         feed.put(step) if isinstance(step, Known) else feed.replace_all(of(*step))
     assert found == [("u1", "shop/web", MESSAGE)] * times
@@ -273,7 +273,7 @@ def test_a_pod_that_is_asked_to_end_is_reported_once(feed: PushedFeed) -> None:
     # Also where it was so when it was first seen: this process may be another one.
     for one, steps in ((feed, [RUNNING, ending, ending]), (PushedFeed("test"), [ending] * 2), (cached_one, [ending])):
         found = list[str]()
-        one.on_ending = found.append
+        one.ends = one.ends._replace(ending=found.append)
         for step in steps:
             one.replace_all(of(step))
         one.put(ending)

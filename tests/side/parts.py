@@ -25,7 +25,7 @@ class Parts:
     def __init__(self, config: RunConfig, *place: Any, table: Any = None, log: Any = None, **known: Any) -> None:
         self.log, self.inbox, self.send = log or Log(), Inbox(lambda: None), lambda _: False
         self.node = NodeState(config, *place, os.getpid(), os.getpid(), **known)
-        source = SimpleNamespace(unlisted=(), feed=None)
+        source = SimpleNamespace(unlisted=(), is_failing=False)
         self.watch: Any = SimpleNamespace(source=source, stalled_s=lambda: 0.0)
         self.disks = DiskWatch(config, find_disks(), dict, lambda: None, Log())
         self.holds = Holds(self.log, self.send, config.holds)

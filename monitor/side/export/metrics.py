@@ -182,7 +182,7 @@ class Metrics(Collector):
         source = self.watch.source
         yield gauge("pods_unlisted", text, len(source.unlisted))
         text = "1 while the kubelet or API server that pods come from does not answer: its last pods stay in use."
-        yield gauge("pods_source_failing", text, source.feed is not None and source.feed.is_failing)
+        yield gauge("pods_source_failing", text, source.is_failing)
         unknown = sum(not found.pod.spec_known for found in node.pods.values())
         yield gauge("pods_spec_unknown", "Pods watched whose spec, and so their priority, is not known.", unknown)
         for name, text in _COUNTERS.items():
