@@ -6,8 +6,9 @@ Never slower than a queue: files are written and processes reaped by workers.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,16 @@ _NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 
 
 @dataclass(eq=False)
+class Counts:
+    """For the metrics, since the helper started."""
+
+    decisions: Counter[str] = field(default_factory=Counter)  # by signal
+    oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
+    given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
+
+
+@dataclass(eq=False)
 class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
@@ -101,6 +112,7 @@ class MessageHandler:
 
     node: NodeState
     figures: Figures
+    counts: Counts
     holds: Holds
     disks: DiskWatch
     log: Log
@@ -209,7 +221,7 @@ class MessageHandler:
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 
     def _on_decision(self, message: messages.Decision) -> None:
-        self.node.decisions[message.signal or LOCAL_STORAGE] += 1
+        self.counts.decisions[message.signal or LOCAL_STORAGE] += 1
         found = self.node.pods.get(message.pod)
         fields = _logged(message)
         if found is None:
@@ -306,7 +318,7 @@ class MessageHandler:
 
         given = give_back(found.cgroup)
         if given:
-            self.node.given_back_bytes += given
+            self.counts.given_back_bytes += given
             self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
@@ -335,7 +347,7 @@ class MessageHandler:
             return  # for the record of a race only: it is begun often, and most often it helps
         if is_outside_node(message, self.node.config.node_cgroup):
             if event.kind == "mark" and not event.exiting:
-                self.node.kills_outside_node += 1
+                self.counts.kills_outside_node += 1
                 self.log.budget("info", "OOM kill on this machine outside the node's cgroup", victim=event.victim_comm)
             return
         uid = message.pod or self._owner(event.victim_cgroup)
@@ -363,7 +375,7 @@ class MessageHandler:
         if event.exiting:
             level, text = "info", "OOM killer chose a process that was exiting anyway"
         else:
-            self.node.oom_kills[scope] += 1
+            self.counts.oom_kills[scope] += 1
         self.log.budget(level, text, pod=pod, scope=scope, **fields)
 
     def _owner(self, cgroup: int) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,11 +61,7 @@ class NodeState:
     state: State | None = None
     synced: bool = False
     started: float = field(default_factory=time.time)
-    decisions: Counter[str] = field(default_factory=Counter)  # by signal
-    oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
     takers: tuple[str, ...] = ()  # the processes that take the memory while evictions are suspended, largest first
-    kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
-    given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
     thresholds: tuple[Threshold, ...] = ()
 
     @property

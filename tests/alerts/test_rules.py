@@ -164,7 +164,7 @@ def exported_names(state_dir: Path) -> set[str]:
     reloader = Reloader(node, figures.stats, parts.send, print, watch, log, print)
     own = ProcessWatch(node, figures, holds, log, print, print), reloader, worker, worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
-    known = node, figures, parts.health, holds, log, watch, parts.disks
+    known = node, figures, parts.counts, parts.health, holds, log, watch, parts.disks
     metrics = Metrics(*known, *own, http, lambda: (races, cluster))
     try:
         families = list(metrics.collect())

@@ -43,6 +43,7 @@ from monitor.side.reload import Reloader, Reloads
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.export.http import Server
+    from monitor.side.message_handler import Counts
     from monitor.side.pod_watch import PodWatch
     from monitor.side.process_watch import ProcessWatch
     from monitor.side.races import Races
@@ -123,6 +124,7 @@ class Metrics(Collector):
 
     node: NodeState
     figures: Figures
+    counts: Counts
     health: Health
     holds: Holds
     log: Log
@@ -215,7 +217,7 @@ class Metrics(Collector):
         yield gauge("threshold_met", "1 while less than the threshold is available.", crossed, "signal", "kind")
 
     def _policy(self) -> Iterator[Metric]:
-        node, stats = self.node, self.figures.stats
+        node, counts, stats = self.node, self.counts, self.figures.stats
         # What has labels is counted by the helper and starts at 0 with it; these two are the hot process's own counts.
         yield counter("pods_chosen", "Pods chosen for eviction, since the daemon started.", stats.get("decisions"))
         yield counter(
@@ -229,19 +231,19 @@ class Metrics(Collector):
         yield gauge("evictions_braked", text, held, "reason")
         braked = {name: stats.get(f"braked_{name}") for name in REASONS}
         yield counter("eviction_brakes", "Times evictions were suspended, since the daemon started.", braked, "reason")
-        decisions = {(signal, node.config.mode): node.decisions[signal] for signal in (*ALL_SIGNALS, "local-storage")}
+        decisions = {(signal, node.config.mode): counts.decisions[signal] for signal in (*ALL_SIGNALS, "local-storage")}
         yield counter("decisions", "Pods chosen for eviction, since the helper started.", decisions, "signal", "mode")
         yield counter(
             "oom_kills",
             "Processes killed by the kernel's OOM killer, at a cgroup's limit or because the machine ran out, since "
             "the helper started.",
-            {scope: node.oom_kills[scope] for scope in SCOPES},
+            {scope: counts.oom_kills[scope] for scope in SCOPES},
             "scope",
         )
         text = "Memory of ended pods that reclaim freed (mostly page cache), since the helper started."
-        yield counter("given_back_bytes", text, node.given_back_bytes)
+        yield counter("given_back_bytes", text, counts.given_back_bytes)
         text = "Processes killed by the OOM killer outside the node's cgroup, since the helper started."
-        yield counter("oom_kills_elsewhere", text, node.kills_outside_node)
+        yield counter("oom_kills_elsewhere", text, counts.kills_outside_node)
 
     def _records(self) -> Iterator[Metric]:
         stats, kernel = self.figures.stats, self.figures.counted()
