@@ -192,6 +192,7 @@ _MOST_EVICTED = 1024
 _MOST_REPORTED = 64
 
 
+@dataclass(eq=False)
 class EventBuilder:
     """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
     when a process was killed (the episode may last, but an alert cannot wait), and when they are over.
@@ -200,30 +201,28 @@ class EventBuilder:
     goes in, and the reducer's state where it wants that.
     """
 
-    def __init__(
-        self,
-        node: NodeState,
-        figures: Figures,
-        holds: Holds,
-        log: Log,
-        on_episode: Callable[[Episode, bool], None],
-        on_event: Callable[[ev.Event], None],
-        has_log: bool,
-        recorder: Recorder | None = None,
-        now: Callable[[], int] = time.monotonic_ns,
-    ) -> None:
-        self._node, self._holds, self._log = node, holds, log
-        self._on_episode, self._on_event, self._recorder, self._now = on_episode, on_event, recorder, now
+    node: NodeState
+    figures: Figures
+    holds: Holds
+    log: Log
+    on_episode: Callable[[Episode, bool], None]
+    on_event: Callable[[ev.Event], None]
+    has_log: bool
+    recorder: Recorder | None = None
+    now: Callable[[], int] = time.monotonic_ns
+
+    def __post_init__(self) -> None:
+        node = self.node
         self._state = State()
         self._clock = WallClock(self.feed)
         self._names = CgroupNames(node.hierarchy, node.node_path)
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
-        self.confirmation = KillConfirmation(node.hierarchy, has_log, self.feed)
-        self._oom_events = OomEvents(node, holds, self._names, self.confirmation, self.feed, self._is_pressed)
+        self.confirmation = KillConfirmation(node.hierarchy, self.has_log, self.feed)
+        self._oom_events = OomEvents(node, self.holds, self._names, self.confirmation, self.feed, self._is_pressed)
         self._hold_ration = HoldRation()
-        self._sampler = Sampler(node.hierarchy, figures, self._names, self.feed)
-        self._losses = Losses(figures, self._now())
+        self._sampler = Sampler(node.hierarchy, self.figures, self._names, self.feed)
+        self._losses = Losses(self.figures, self.now())
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
         self._ticked_ns = 0
@@ -254,7 +253,7 @@ class EventBuilder:
         """Handle one message of the hot process; ignores those that do not matter here."""
         handler = self._handlers.get(type(message))
         if handler is not None:
-            now = self._now()
+            now = self.now()
             self._clock.look(now)
             if _time_of(message, now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
@@ -266,21 +265,21 @@ class EventBuilder:
         if pod in self._evicted:
             return
         self._reported.append((pod, name))
-        self._holds.evicted(pod, message)
-        self._log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
+        self.holds.evicted(pod, message)
+        self.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
         if message.startswith(FOR_MEMORY):
-            now = self._now()
+            now = self.now()
             self._clock.look(now)
             self.feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
         """Learn the pods; cheap when they are those of the last call."""
-        for at in self._names.update(self._node.pods, self._node.kubepods):
+        for at in self._names.update(self.node.pods, self.node.kubepods):
             self.confirmation.known(at, self._names.of_cgroup(at).path)
 
     def due_s(self) -> float:
         """Seconds until `turn` has something to do."""
-        now = self._now()
+        now = self.now()
         due = self._sampler.due_ns()
         if self.open:
             due = min(due, self._ticked_ns + TICK_NS)
@@ -304,11 +303,11 @@ class EventBuilder:
 
     def end(self) -> None:
         """No more messages: judge the open episodes as they stand."""
-        self.feed(ev.End(self._now()))
+        self.feed(ev.End(self.now()))
 
     def turn(self) -> bool:
         """Do what is due: sample the counters, feed the time. True if there are new samples."""
-        now = self._now()
+        now = self.now()
         self._clock.look(now)
         if now < self._caught_up_ns:
             if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
@@ -334,20 +333,20 @@ class EventBuilder:
         self._urgent_ns = None
         since, self._judged_ns = self._judged_ns, self._state.latest_ns
         for one in episode.ongoing(self._state, since):  # those in which anything happened since
-            self._on_episode(one, False)
+            self.on_episode(one, False)
 
     def feed(self, event: ev.Event) -> None:
-        if self._recorder is not None:  # before the reducer gets it: the recording has an event that it fails on
-            self._recorder.event(event)
+        if self.recorder is not None:  # before the reducer gets it: the recording has an event that it fails on
+            self.recorder.event(event)
         if not isinstance(event, ev.Tick):
-            self._on_event(event)
+            self.on_event(event)
         if isinstance(event, ev.Mark | ev.Gone | ev.Stalled) and self._urgent_ns is None:
-            self._urgent_ns = self._now() + URGENT_NS
+            self._urgent_ns = self.now() + URGENT_NS
         self._state, done = episode.feed(self._state, event)
         for one in done:
-            self._on_episode(one, True)
-        if self._recorder is not None and self._recorder.state_wanted:
-            self._recorder.state(self._state)
+            self.on_episode(one, True)
+        if self.recorder is not None and self.recorder.state_wanted:
+            self.recorder.state(self._state)
 
     # messages of the hot process
 
@@ -368,12 +367,12 @@ class EventBuilder:
         self.feed(made(ev.HoldEnd, message._asdict(), **about))
 
     def _name_of(self, uid: str) -> str:
-        found = self._node.pods.get(uid)
+        found = self.node.pods.get(uid)
         return label(found.pod) if found is not None else dict(self._reported).get(uid, uid)
 
     def _on_state(self, message: messages.State) -> None:
-        now = self._now()
-        for one in watched(self._node, message, now):
+        now = self.now()
+        for one in watched(self.node, message, now):
             key = (one.domain, one.signal, one.hard)
             old = self._watched.get(key)
             if old is None or (old.quantity, old.capacity, old.limit) != (one.quantity, one.capacity, one.limit):

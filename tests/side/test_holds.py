@@ -213,7 +213,7 @@ def test_of_more_pods_than_are_remembered_the_oldest_is_told_of_anew(monkeypatch
 def test_the_record_of_a_race_is_not_filled_with_one_pods_holds() -> None:
     """Each comes with the order of eviction, 10 KiB, and beyond its bounds a record drops kills of others."""
     fed: list[Event] = []
-    made: Any = SimpleNamespace(_hold_ration=HoldRation(), _now=lambda: 0)
+    made: Any = SimpleNamespace(_hold_ration=HoldRation(), now=lambda: 0)
     made.feed, made._feed_figures, made._name_of = fed.append, lambda _: None, str
     for message in cycles(CYCLES + 1):
         handle = EventBuilder._on_held if isinstance(message, Held) else EventBuilder._on_hold_ended
