@@ -129,14 +129,9 @@ class Side:
     def _made_state(self, hierarchy: cgroupfs.Hierarchy, mem_total: int) -> NodeState:
         config = self.config
         limit = cgroupfs.limit(Path(config.node_cgroup)) if config.node_cgroup else None
-        return NodeState(
-            config=config,
-            hierarchy=hierarchy,
-            capacity=mem_total if limit is None else limit,
-            hot_pid=os.getppid(),
-            side_pid=os.getpid(),
-            thresholds=config.thresholds(),
-        )
+        capacity = mem_total if limit is None else limit
+        hot_pid, side_pid = os.getppid(), os.getpid()
+        return NodeState(config, hierarchy, capacity, hot_pid, side_pid, thresholds=config.thresholds())
 
     def _opened_source(self, mem_total: int) -> PodSource:
         node = self.node

@@ -1,8 +1,4 @@
-"""The node as the helper knows it: pods, the last `state` of the hot process, memory figures.
-
-The main loop replaces whole values; HTTP threads read them. Nothing here is locked, because nothing is changed in
-place.
-"""
+"""The node as the helper knows it: pods, the last `state` of the hot process, memory figures."""
 
 from __future__ import annotations
 
@@ -48,7 +44,11 @@ class Inbox(SimpleQueue[OtherEviction]):
 
 @dataclass
 class NodeState:
-    """``capacity`` is the node's memory in bytes."""
+    """``capacity`` is the node's memory in bytes.
+
+    The main loop replaces whole values (a reload those of the configuration, a worker ``takers``); other threads read
+    them. Nothing here is locked, because nothing is changed in place.
+    """
 
     config: RunConfig
     hierarchy: Hierarchy
@@ -212,8 +212,8 @@ class Figures:
         """The memory of ``node`` and, where there is one, ``kubepods``, each against the capacity the policy uses.
         ``counted`` as for `used`.
         """
-        node = self.node
-        observation = node.state.observation if node.state is not None else {}
+        node, state = self.node, self.node.state
+        observation = state.observation if state is not None else {}
         found: dict[str, Reading] = {}
         for name, path in (("node", node.node_path), ("kubepods", node.kubepods)):
             if path is None:

@@ -53,13 +53,14 @@ class Place(NamedTuple):
 
 def find_place(config: RunConfig, log: Log) -> Place | None:
     """In the cluster that the pods come from; None where there is no access to its API server."""
-    access = Access.found(config)
+    access, text = Access.found(config), "evictions are only written to the state directory"
     try:
         server, whose = access.api_server()
-        if not access.node:
-            raise MonitorError("no --node-name, and no kubelet here")
     except MonitorError as error:
-        log.warning("evictions are only written to the state directory", problem=str(error))
+        log.warning(text, problem=str(error))
+        return None
+    if not access.node:
+        log.warning(text, problem="no --node-name, and no kubelet here")
         return None
     log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
     return Place(server, access.node, access.kubeconfig_in_use, bool(access.kubeconfig))
