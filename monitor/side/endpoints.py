@@ -38,7 +38,6 @@ from monitor.side.export.http import Server
 from monitor.side.export.log import Log
 from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Route, Shared, text
 from monitor.side.health import Health
-from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState
 from monitor.side.reload import Reloader
 
@@ -86,7 +85,6 @@ class Summary:
     node: NodeState
     figures: Figures
     health: Health
-    holds: Holds
     races: Callable[[], Races | None]
 
     def respond(self, *, is_live: bool = False) -> Response:
@@ -119,7 +117,7 @@ class Summary:
         pods = [self._pod(found, now, counted) for found in node.pods.values()]
         # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
         forecasts = [] if races is None else races.forecaster.report()
-        ours = {"braked": node.braked, "held": self.holds.shown(), "forecasts": forecasts}
+        ours = {"braked": node.braked, "held": node.shown_holds(), "forecasts": forecasts}
         shares = {} if races is None else {uid: round(one.share, 3) for uid, one in races.stalls.shown.items()}
         ours |= {"stalls": shares, "status": self._status()}
         return {"node": shown, "pods": pods, "outrace": ours}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
 from monitor.side.export.log import Log
+from monitor.side.node_state import NodeState
 
 # Which holds are reported one by one: one of each pod in a minute, and the first changes of its brake. A pod that
 # frees memory and takes it again is held and released twice a second, and on cgroup v2 its brake changes 200 times a
@@ -89,18 +90,18 @@ FOR_MEMORY = "The node was low on resource: memory."
 
 @dataclass(eq=False)
 class Holds:
-    """``now`` is replaced as a whole, and read by other threads: uid -> the newest `held` of it.
+    """What the node's state has of them is from here.
 
     ``send`` reaches the hot process, which gets the evictions by others where it holds pods (``tells``).
     """
 
+    node: NodeState
     log: Log
     send: Callable[[KubeletEviction], bool]
     tells: bool
     clock: Callable[[], int] = time.monotonic_ns
 
     def __post_init__(self) -> None:
-        self.now: Mapping[str, Held] = {}
         self.begun: Counter[str] = Counter()  # by reason
         self.ended: Counter[str] = Counter()  # by why
         self.seconds = 0.0  # of holds that are over
@@ -113,7 +114,7 @@ class Holds:
 
     def held(self, message: Held) -> str:
         """What the pod's event is to say; "" without an event."""
-        before = self.now.get(message.pod)
+        before = self.node.held.get(message.pod)
         if self._evicted.get(message.pod, message.id) != message.id:  # SIGTERM came before this hold: its grace runs
             self._evicted[message.pod] = message.id
             self.send(KubeletEviction(message.pod, for_memory=False))
@@ -125,7 +126,7 @@ class Holds:
             self.begun[message.reason] += 1
         else:
             since_ns = before.since_ns
-        self.now = {**self.now, message.pod: message._replace(since_ns=since_ns)}
+        self.node.held = {**self.node.held, message.pod: message._replace(since_ns=since_ns)}
         left_out = self._ration.take(message)
         if left_out is None:
             return ""
@@ -142,7 +143,7 @@ class Holds:
         self._over[message.id] = None
         if len(self._over) > _MOST_OVER:
             del self._over[next(iter(self._over))]
-        self.now = {uid: held for uid, held in self.now.items() if uid != message.pod}
+        self.node.held = {uid: held for uid, held in self.node.held.items() if uid != message.pod}
         self.ended[message.why] += 1
         self.seconds += message.held_ns / 1e9
         self.grown_bytes += max(0, message.grew)
@@ -159,7 +160,7 @@ class Holds:
         """
         if not self.tells:
             return
-        held = self.now.get(uid)
+        held = self.node.held.get(uid)
         self._evicted[uid] = held.id if held is not None else 0
         for old in list(self._evicted)[:-_MOST_EVICTED]:
             self._evicted.pop(old, None)
@@ -169,41 +170,6 @@ class Holds:
         """Log how much was left out in each minute that is over, or, ``at_once``, in all of them."""
         for uid, name, number in self._ration.said(self.clock(), at_once=at_once):
             self.log.warning("more holds of a pod, and changes of them", pod=name, uid=uid, left_out=number)
-
-    def is_at_cap(self, uid: str, limit: int | None) -> bool:
-        """Whether this limit (bytes) is the cap that a pod is held with."""
-        held = self.now.get(uid)
-        return held is not None and bool(held.cap) and limit == held.cap
-
-    def names(self) -> str:
-        """The names of the held pods; "" while there is none."""
-        return ", ".join(sorted(held.name for held in self.now.values()))
-
-    def longest_s(self) -> float:
-        """For how long the pod that is held longest has been; 0 while none is."""
-        since = min((held.since_ns for held in self.now.values()), default=None)
-        return 0.0 if since is None else max(0.0, (time.monotonic_ns() - since) / 1e9)
-
-    def shown(self) -> list[dict[str, Any]]:
-        """What is shown of each: bytes, and seconds since it began and until its time limit."""
-        now_ns = time.monotonic_ns()
-        return [
-            {
-                "pod": held.name,
-                "uid": uid,
-                "reason": held.reason,
-                "brake": held.brake,
-                "cap": held.cap or None,
-                "usage": held.usage,
-                "signal": held.signal,
-                "available": held.available,
-                "second_line": held.second_line or None,
-                "step": held.step,
-                "held_s": max(0.0, (now_ns - held.since_ns) / 1e9),
-                "left_s": max(0.0, (held.until_ns - now_ns) / 1e9),
-            }
-            for uid, held in self.now.items()
-        ]
 
 
 def _logged(message: Held | HoldEnded, left_out: int, **more: int) -> dict[str, Any]:

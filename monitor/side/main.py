@@ -112,9 +112,10 @@ class Side:
         self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.send = partial(channel.send, sock)
-        self.inbox, self.counts, self.holds = Inbox(self.wake), Counts(), Holds(self.log, self.send, config.holds)
+        self.inbox, self.counts = Inbox(self.wake), Counts()
         disks, mem_total = find_disks(config.nodefs, config.imagefs), meminfo.mem_total()
         self.node = node = self._made_state(hierarchy, mem_total)
+        self.holds = Holds(node, self.log, self.send, config.holds)
         self.disks = DiskWatch(config, disks, lambda: node.pods, self.wake, self.log)
         self.watch = PodWatch(self._opened_source(mem_total), self.wake)
         self.figures = figures = Figures(node, stats, self.send)
@@ -205,7 +206,7 @@ class Side:
         from monitor.side.endpoints import DaemonSocket, Summary, serve
 
         HotWatch(self.node.hot_pid, self.health, self.log).start()
-        summary = Summary(self.node, self.figures, self.health, self.holds, lambda: self.races)
+        summary = Summary(self.node, self.figures, self.health, lambda: self.races)
         serve(self.listener, self.health, summary, self._metrics, self.log)
         self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.reloader, self.log)
         self.daemon_socket.open()
@@ -327,7 +328,7 @@ class Side:
             from monitor.side.cluster.cluster import Cluster, find_place
 
             if (place := find_place(self.node.config, self.log)) is not None:
-                parts = place, self.node, self.holds, self.disks, self.inbox.report, self.log, self.files
+                parts = place, self.node, self.disks, self.inbox.report, self.log, self.files
                 told = () if self.races is None else (self.races.status_not_taken,)
                 self.cluster = Cluster(*parts, *told)
                 self.cluster.start()

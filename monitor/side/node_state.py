@@ -15,6 +15,7 @@ from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, Refresh, SideMessage, State
+from monitor.link.rare_messages import Held
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
@@ -60,6 +61,7 @@ class NodeState:
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
     state: State | None = None
     synced: bool = False
+    held: Mapping[str, Held] = field(default_factory=dict)  # uid -> the newest message about its hold
     started: float = field(default_factory=time.time)
     takers: tuple[str, ...] = ()  # the processes that take the memory while evictions are suspended, largest first
     thresholds: tuple[Threshold, ...] = ()
@@ -100,6 +102,41 @@ class NodeState:
                 named[namespace, f"{name}~{older.pod.uid}"] = older
             named[key] = found
         return named
+
+    def is_at_cap(self, uid: str, limit: int | None) -> bool:
+        """Whether this limit (bytes) is the cap that a pod is held with."""
+        held = self.held.get(uid)
+        return held is not None and bool(held.cap) and limit == held.cap
+
+    def held_names(self) -> str:
+        """The names of the held pods; "" while there is none."""
+        return ", ".join(sorted(held.name for held in self.held.values()))
+
+    def longest_hold_s(self) -> float:
+        """For how long the pod that is held longest has been; 0 while none is."""
+        since = min((held.since_ns for held in self.held.values()), default=None)
+        return 0.0 if since is None else max(0.0, (time.monotonic_ns() - since) / 1e9)
+
+    def shown_holds(self) -> list[dict[str, Any]]:
+        """What is shown of each held pod: bytes, and seconds since it began and until its time limit."""
+        now_ns = time.monotonic_ns()
+        return [
+            {
+                "pod": held.name,
+                "uid": uid,
+                "reason": held.reason,
+                "brake": held.brake,
+                "cap": held.cap or None,
+                "usage": held.usage,
+                "signal": held.signal,
+                "available": held.available,
+                "second_line": held.second_line or None,
+                "step": held.step,
+                "held_s": max(0.0, (now_ns - held.since_ns) / 1e9),
+                "left_s": max(0.0, (held.until_ns - now_ns) / 1e9),
+            }
+            for uid, held in self.held.items()
+        ]
 
 
 def label(pod: Pod) -> str:

@@ -35,7 +35,6 @@ from monitor.race.events import (
     Reclaim,
 )
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
-from monitor.side.holds import Holds
 from monitor.side.node_state import NodeState
 
 #: How long a kill's lines are expected in the kernel's log.
@@ -200,7 +199,6 @@ class OomEvents:
     """``feed`` takes the events, in order. ``pressed()``: whether a threshold is, or was just, crossed."""
 
     node: NodeState
-    holds: Holds
     names: CgroupNames
     confirmation: KillConfirmation
     feed: Callable[[Event], None]
@@ -291,7 +289,7 @@ class OomEvents:
             oom_usage=event.oom_usage if at else None,
             oom_limit=event.oom_limit if at else None,
             group=self._is_group(victim),
-            held=pod is not None and self.holds.is_at_cap(pod, event.oom_limit),
+            held=pod is not None and self.node.is_at_cap(pod, event.oom_limit),
         )
         self.feed(mark)
         if not event.exiting and not message.while_away:  # no daemon read the log then

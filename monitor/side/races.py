@@ -60,12 +60,10 @@ class Races:
         except MonitorError as error:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
-        known = self.node, self.figures, self.holds, log
-        self.event_builder = EventBuilder(
-            *known, self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
-        )
+        calls = self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
+        self.event_builder = EventBuilder(self.node, self.figures, self.holds, log, *calls)
         self.forecaster = Forecaster(self.node, self.figures, log, self.event_builder.facts)
-        self.stalls = Stalls(*known, self.inbox.report, self.send, self._order)
+        self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order)
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
         self._alerts_ns = 0
         self._lost: dict[str, int] = {}
@@ -192,7 +190,7 @@ class Races:
                 mismatch=mismatch,
                 oom_ahead=oom_ahead,
                 lost=fresh,
-                held=self.holds.shown(),
+                held=node.shown_holds(),
                 not_ready=reason,
                 not_ready_s=time.monotonic() - self._not_ready_since,
             ),

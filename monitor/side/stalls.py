@@ -24,7 +24,6 @@ from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rul
 from monitor.race.events import NODE, Stalled
 from monitor.race.units import size
 from monitor.side.export.log import Log, LogBudget
-from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
 
 T = TypeVar("T")
@@ -83,7 +82,6 @@ class Stalls:
 
     node: NodeState
     figures: Figures
-    holds: Holds
     log: Log
     report: Callable[[OtherEviction], object]
     send: Callable[[SideMessage], bool]
@@ -177,7 +175,7 @@ class Stalls:
             whole = one.cgroup == self.node.hierarchy.root
             one.files = pressure.PROC if whole else pressure.directory_of(self.node.hierarchy, self._v2, one.cgroup)
         waited = self._waited(one)
-        if waited is None or one.uid in self.holds.now:  # not known is not 0; outrace itself stops a held pod
+        if waited is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
             one.due_ns = now_ns + (PACE_NS if one.files is not None else UNKNOWN_PACE_NS)
             one.files = None
             one.loads.clear()

@@ -75,9 +75,10 @@ class Heard:
             thresholds=(),
             hot_pid=0,
             side_pid=0,
+            is_at_cap=lambda *_: False,
         )
         figures: Any = SimpleNamespace(stats=SimpleNamespace(get=lambda _: 0), table=None, counted=dict)
-        holds: Any = SimpleNamespace(is_at_cap=lambda *_: False, evicted=lambda *what: self.passed_on.append(what))
+        holds: Any = SimpleNamespace(evicted=lambda *what: self.passed_on.append(what))
         log: Any = SimpleNamespace(info=lambda *_, **__: None)
         about = holds, log, lambda e, final: self.episodes.append((e, final)), self.events.append
         self.event_builder = EventBuilder(view, figures, *about, False, now=now)

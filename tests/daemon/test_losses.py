@@ -76,7 +76,7 @@ class Side:
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
         figures = Figures(None, None, None, SimpleNamespace(over=lambda at: self.counts.get(at, {})))
         self.view = SimpleNamespace(pods=pods)
-        holds = Holds(self.log, lambda _: True, tells=False)
+        holds = Holds(self.view, self.log, lambda _: True, tells=False)
         self.over = OverBudget(self.view, figures, holds, self.log, self.looked.append, clock=lambda: self.now)
 
     def turn(self) -> None:

@@ -28,10 +28,10 @@ class Parts:
         source = SimpleNamespace(unlisted=(), is_failing=False)
         self.watch: Any = SimpleNamespace(source=source, stalled_s=lambda: 0.0)
         self.disks = DiskWatch(config, find_disks(), dict, lambda: None, Log())
-        self.holds = Holds(self.log, self.send, config.holds)
+        self.holds = Holds(self.node, self.log, self.send, config.holds)
         self.figures = Figures(self.node, SharedStats.create(), self.send, table)
         self.health = Health(self.node, self.figures, lambda: None, self.watch, self.disks)
-        self.summary = Summary(self.node, self.figures, self.health, self.holds, lambda: None)
+        self.summary = Summary(self.node, self.figures, self.health, lambda: None)
 
     def handler(self, files: Worker | None = None, scored: Any = lambda _: None, cluster: Any = None) -> MessageHandler:
         about = self.counts, self.holds, self.disks, self.log, self.send, files or Worker("files")
@@ -41,4 +41,4 @@ class Parts:
         return Races(self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send)
 
     def cluster(self, place: Place, files: Worker, *told: Any) -> Cluster:
-        return Cluster(place, self.node, self.holds, self.disks, self.inbox.report, self.log, files, *told)
+        return Cluster(place, self.node, self.disks, self.inbox.report, self.log, files, *told)

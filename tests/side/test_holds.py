@@ -39,18 +39,18 @@ def sent() -> list[KubeletEviction]:
 
 @pytest.fixture
 def holds(log: LogLines, sent: list[KubeletEviction]) -> Holds:
-    return Holds(log, cast(Any, sent.append), tells=True)
+    return Holds(Parts(RunConfig(), Hierarchy(2, Path("/")), 0).node, log, cast(Any, sent.append), tells=True)
 
 
 def test_a_hold_is_logged_counted_and_over(holds: Holds, log: LogLines) -> None:
     held = HELD._replace(ts_ns=time.monotonic_ns() - 10**9)
     holds.held(held)
-    assert holds.now == {"u": held._replace(since_ns=held.ts_ns)}
-    assert 1 <= holds.longest_s() < 60
-    (shown,) = holds.shown()
+    assert holds.node.held == {"u": held._replace(since_ns=held.ts_ns)}
+    assert 1 <= holds.node.longest_hold_s() < 60
+    (shown,) = holds.node.shown_holds()
     assert (shown["pod"], shown["cap"], shown["reason"]) == ("ns/hog", 64 * MIB, "grows")
     holds.over(ENDED)
-    assert (dict(holds.now), holds.longest_s(), holds.shown()) == ({}, 0.0, [])
+    assert (dict(holds.node.held), holds.node.longest_hold_s(), holds.node.shown_holds()) == ({}, 0.0, [])
     assert (holds.begun, holds.ended, holds.seconds, holds.grown_bytes) == ({"grows": 1}, {"clear": 1}, 2.0, MIB)
     (level, begin, fields), (last, end, ended) = log.lines
     assert (level, last) == ("warning", "warning")
@@ -89,15 +89,15 @@ def test_another_brake_is_the_same_hold(holds: Holds, log: LogLines) -> None:
     holds.held(HELD._replace(brake="limit+high", ts_ns=7))
     assert [line[:2] for line in log.lines] == [("warning", "pod held"), ("warning", "the hold of a pod changed")]
     assert holds.begun.total() == 1
-    assert holds.now["u"].since_ns == 0
+    assert holds.node.held["u"].since_ns == 0
 
 
 def test_a_hold_lasts_since_it_began_whoever_goes_on_with_it(holds: Holds) -> None:
     """The brake was changed since, and the helper or the hot process is another one."""
     now_ns = time.monotonic_ns()
     holds.held(HELD._replace(ts_ns=now_ns - 10**9, since_ns=now_ns - 100 * 10**9, resent=True))
-    assert 100 <= holds.longest_s() < 160
-    (shown,) = holds.shown()
+    assert 100 <= holds.node.longest_hold_s() < 160
+    (shown,) = holds.node.shown_holds()
     assert 100 <= shown["held_s"] < 160
 
 
@@ -109,17 +109,17 @@ def test_what_is_sent_again_is_logged_once(holds: Holds, log: LogLines) -> None:
     holds.over(ENDED._replace(resent=True))
     holds.held(HELD._replace(resent=True))
     assert [text for _, text, _ in log.lines] == ["pod held", "hold ended"]
-    assert holds.now == {}
+    assert holds.node.held == {}
     assert holds.ended.total() == 1
 
 
 def test_the_cap_of_a_hold_is_known_as_a_limit(holds: Holds) -> None:
     holds.held(HELD)
-    assert holds.is_at_cap("u", 64 * MIB)
-    assert not holds.is_at_cap("u", 65 * MIB)
-    assert not holds.is_at_cap("another", 64 * MIB)
+    assert holds.node.is_at_cap("u", 64 * MIB)
+    assert not holds.node.is_at_cap("u", 65 * MIB)
+    assert not holds.node.is_at_cap("another", 64 * MIB)
     holds.held(HELD._replace(cap=0))
-    assert not holds.is_at_cap("u", 0)
+    assert not holds.node.is_at_cap("u", 0)
 
 
 #: A pod may be released half a second after there is room again.
@@ -145,7 +145,7 @@ class Side:
         self.now_ns = 0
         self.log = LogLines()
         self.events: list[str] = []
-        self.holds = Holds(self.log, lambda _: True, False, lambda: self.now_ns)
+        self.holds = Holds(SimpleNamespace(held={}), self.log, lambda _: True, False, lambda: self.now_ns)
 
     def take(self, messages: list[Message]) -> None:
         for message in messages:
@@ -160,7 +160,7 @@ def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
     assert [text for _, text, _ in side.log.lines] == ["pod held", "hold ended"]
     assert [text.partition(" (")[0] for text in side.events] == ["Held", "Not held any more after 2.0 s"]
     assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
-    assert side.holds.now == {}, "the held pods are known all the time"
+    assert side.holds.node.held == {}, "the held pods are known all the time"
 
 
 def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ class Node:
         self.log = LogLines()
         config = RunConfig(node_cgroup=str(root), stall=rules or ("pod>50%,grace=10s",), enforce=enforce)
         parts = Parts(config, Hierarchy(2, root.parent), 512 * MIB, log=self.log)
-        self.node, self.holds, self.reported = parts.node, parts.holds, list[Stalled]()
+        self.node, self.reported = parts.node, list[Stalled]()
         self.sent: list[Any] = []
         self.node.pods = {name: self._pod(name) for name in ("reader", "hog")}
         self.node.synced = True
         self.write()
-        about = parts.holds, self.log, self.reported.append, self.sent.append, lambda: ["hog", "reader"], self._waited
+        about = self.log, self.reported.append, self.sent.append, lambda: ["hog", "reader"], self._waited
         self.stalls = Stalls(self.node, parts.figures, *about)
 
     def _waited(self) -> pressure.Waited:
@@ -176,7 +176,7 @@ def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
 
 def test_a_pod_that_outrace_holds_does_not_stall(node: Node) -> None:
     node.second()
-    node.holds.now = {"reader": None}  # type: ignore[dict-item]
+    node.node.held = {"reader": None}  # type: ignore[dict-item]
     for _ in range(14):
         node.second(reader=0.9, hog=0.6)
     assert [found.pod for found in node.events()] == ["hog"]

@@ -29,7 +29,6 @@ from monitor.side.cluster.record import Record, TaintRecord, TaintRecords, condi
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.holds import Holds
 from monitor.side.node_state import NodeState, OtherEviction
 from monitor.side.worker import Worker
 
@@ -75,7 +74,6 @@ class Cluster:
         self,
         place: Place,
         node: NodeState,
-        holds: Holds,
         disks: DiskWatch,
         report: Callable[[OtherEviction], object],
         log: Log,
@@ -91,7 +89,7 @@ class Cluster:
         clients = self._client, self._events_client
         self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
         self._tainted = TaintRecords(state_dir)
-        held = holds.names if node.config.holds else None
+        held = node.held_names if node.config.holds else None
         more = self._condition_changed, held, node.config.taints_node, self._note_taints
         self._node_report = NodeReport(
             self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more

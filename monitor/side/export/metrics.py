@@ -154,7 +154,7 @@ class Metrics(Collector):
             values = {domain: getattr(reading, name) for domain, reading in domains.items()}
             yield gauge(f"memory_{name}_bytes", text, values, "domain")
         yield from pod_metrics(self.node, self.figures, self.log.budget)
-        yield from hold_metrics(self.holds)
+        yield from hold_metrics(self.node, self.holds)
         yield from self._signals(domains)
         yield from self._policy()
         yield from self._records()
@@ -337,13 +337,13 @@ def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
 
 
 # Metrics of pods that are held. What is counted here starts at 0 with the helper.
-def hold_metrics(holds: Holds) -> Iterator[Metric]:
-    now = list(holds.now.values())
+def hold_metrics(node: NodeState, holds: Holds) -> Iterator[Metric]:
+    now = list(node.held.values())
     held = {reason: sum(one.reason == reason for one in now) for reason in HELD_FOR}
     text = "Held pods, by reason: `victim`, the policy's next, or `grows`."
     yield gauge("pods_held", text, held, "reason")
     text = "Age of the oldest hold; 0 without one."
-    yield gauge("longest_hold_seconds", text, holds.longest_s())
+    yield gauge("longest_hold_seconds", text, node.longest_hold_s())
     begun = {reason: holds.begun[reason] for reason in HELD_FOR}
     yield counter("holds_begun", "Holds that began, since the helper started.", begun, "reason")
     ended = {why: holds.ended[why] for why in HOLD_ENDS}
