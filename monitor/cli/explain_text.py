@@ -144,7 +144,7 @@ def _admission(admission: Data) -> str:
 
 
 def suspension_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:
-    """No line while evictions are not suspended. ``braked``: `View.braked`."""
+    """No line while evictions are not suspended. ``braked``: `NodeState.braked`."""
     if braked is None:
         return
     pods, outside = format_bytes(braked["pods_bytes"]), format_bytes(braked["outside_bytes"])

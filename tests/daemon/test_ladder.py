@@ -58,10 +58,12 @@ def test_a_race_is_won_at_a_generous_margin(node: LabNode, tmp_path: Path) -> No
         node.fill(small, 20)
         # A process that is begun in the pod is known through the process connector (as by a runtime, which joins the
         # cgroup and then executes; it reports no process that joins later). The daemon also reads a pod a second after
-        # it found it: if that reported the first one, it is over when the second one begins.
+        # it found it: if that reported the first one, it is over when the second one begins. (It may have set the
+        # value of the shell too, which the second one would inherit: then nothing would differ.)
+        unset = "['sh', '-c', 'echo 0 >/proc/self/oom_score_adj; exec /bin/sleep 60']"
         with live.Puppet(small.containers["c0"]) as shell:
             for _ in range(2):
-                shell.tell("print(os.posix_spawn('/bin/sleep', ['sleep', '60'], {}), flush=True)")
+                shell.tell(f"print(os.posix_spawn('/bin/sh', {unset}, {{}}), flush=True)")
                 begun = int(shell.answer())
                 assert shell.answer() == "done"
                 live.message(daemon, "oom_score_adj differs from the pod's QoS", pod="lab/small", pid=begun)
