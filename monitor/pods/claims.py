@@ -19,7 +19,7 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import Process, directories, is_kernel_thread
 from monitor.owner import others
 from monitor.pods import machine
-from monitor.pods.units import CONTAINER, MONITOR, PLAIN, Place, is_monitor
+from monitor.pods.units import CONTAINER, MONITOR, PLAIN, Place
 
 #: Slices that hold others' units, and the cgroup of process 1.
 _OF_THE_SYSTEM = ("init.scope", "system.slice", "user.slice", "machine.slice")
@@ -92,7 +92,7 @@ def daemon(pid: int) -> str:
 def by_session(path: Path) -> str:
     """Why a user's unit is never evicted unless `services:` says so; "" if it was not made for a session manager: its
     first process runs the machine's own file of that name. (What a user starts beside it, or under its name, makes it
-    nothing.) So is the scope of podman's monitor of a container, without root.
+    nothing.)
     """
     first, since = 0, 1 << 64
     for pid in cgroup_procs.processes(path):
@@ -101,12 +101,10 @@ def by_session(path: Path) -> str:
                 first, since = pid, started
     with Process(first) as process:
         exe = process.exe()
-        name = "" if exe is None else _name(exe)
-        watches = name == "conmon" and is_monitor(path.name)
-        if exe is None or not (watches or name in machine.SESSION_PROGRAMS) or not process.shares_pids():
+        if exe is None or _name(exe) not in machine.SESSION_PROGRAMS or not process.shares_pids():
             return ""
-        what = "it watches a container" if watches else "the desktop session ends with it"
-        return f"{name}: {what}" if _runs_the_machines(process, exe, shared=False) else ""
+        its_own = _runs_the_machines(process, exe, shared=False)
+        return f"{_name(exe)}: the desktop session ends with it" if its_own else ""
 
 
 def _name(exe: str) -> str:

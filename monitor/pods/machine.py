@@ -56,10 +56,10 @@ _GROUPS = (
         "watchdog wd_keepalive watchdog-mux sbd sbd_remote corosync corosync-qdevice pacemaker pacemaker_remote"
         " pve-cluster pve-ha-lrm pve-ha-crm dlm sanlock wdmd rebootmgr locksmithd zincati update-engine"
         " watchdogd bmc-watchdog cman booth@* corosync-qnetd keepalived fence_virtd ovirt-ha-agent ovirt-ha-broker"
-        " vdsmd oracle-ohasd gpfs vxfen",
+        " vdsmd oracle-ohasd gpfs vcs vxfen heartbeat xen-watchdog xhad",
         "watchdog wd_keepalive watchdog-mux sbd corosync pacemakerd pacemaker-fenced pacemaker_remoted pmxcfs"
         " dlm_controld sanlock wdmd watchdogd bmc-watchdog keepalived pve-ha-lrm pve-ha-crm ovirt-ha-agent ohasd.bin"
-        " ocssd.bin cssdagent cssdmonitor mmfsd",
+        " ocssd.bin cssdagent cssdmonitor mmfsd had xhad heartbeat xenwatchdogd",
     ),
     _Group(
         "disks over the network and those of several parts",
@@ -74,16 +74,17 @@ _GROUPS = (
         " flatpak-system-helper fwupd pamac-daemon dnf5-automatic dnf5-offline-transaction packagekit-offline-update"
         " yum-updatesd ostree-finalize-staged eos-updater swupd-update fwupd-refresh snapd.* apt-news esm-cache",
         "packagekitd dpkg apt apt-get aptitude rpm dnf5 dnf5daemon-server zypper pacman apk rpm-ostree snapd fwupd"
-        " dnf dnf-3 yum microdnf tdnf unattended-upgrade emerge xbps-install opkg eopkg swupd bootc",
+        " dnf dnf-3 dnf4 yum yum-cron microdnf tdnf unattended-upgrade emerge xbps-install opkg eopkg swupd bootc",
     ),
     _Group(
         "the network",
         "networking network ifup@* NetworkManager ModemManager connman iwd wpa_supplicant wpa_supplicant@*"
         " wpa_supplicant-*@* hostapd hostapd@* wicked wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4 wickedd-dhcp6"
         " pppd pppd@* ppp@* pppoe pppoe@* openvswitch-switch ovs-vswitchd ovsdb-server"
-        " dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@* frr bird bird6 quagga",
+        " dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@* frr frr@* bird bird6"
+        " quagga zebra bgpd ospfd ospf6d ripd ripngd isisd",
         "NetworkManager connmand iwd wpa_supplicant hostapd wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4"
-        " wickedd-dhcp6 pppd ovs-vswitchd ovsdb-server dhclient dhcpcd watchfrr zebra bgpd ospfd bird bird6",
+        " wickedd-dhcp6 pppd ovs-vswitchd ovsdb-server dhclient dhcpcd watchfrr",
     ),
     _Group(
         "the private network by which the machine may be reached",
@@ -116,8 +117,9 @@ _GROUPS = (
     _Group(
         "virtual machines and their manager",
         "libvirtd virtqemud virtnetworkd virtlogd virtlockd virtstoraged virtnodedevd virtinterfaced virtsecretd"
-        " virtnwfilterd virtproxyd virtxend virtlxcd virtvboxd virtchd pvedaemon pveproxy pve-firewall qmeventd"
-        " pve-lxc-syscalld xenstored xenconsoled xenopsd-xc xapi",
+        " virtnwfilterd virtproxyd virtxend virtlxcd virtvboxd virtchd pvedaemon pveproxy"
+        " pvescheduler pvestatd spiceproxy pve-firewall qmeventd pve-lxc-syscalld"
+        " xenstored xenconsoled xenopsd-xc xapi message-switch xcp-networkd forkexecd",
         "xenstored oxenstored",
     ),
     _Group("outrace itself", "outrace outrace-* outrace@*"),

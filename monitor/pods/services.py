@@ -175,15 +175,16 @@ class ServiceSource(PodSource):
                 )
 
     def _apart(self, scan: Scan, path: Path, place: Place) -> list[tuple[Path, Place]]:
-        """The containers in the cgroup of their runtime's own unit, or in a plain directory without a process: they are
-        pods, and what is around them is not.
+        """The containers in the cgroup of their runtime's own unit, or in the directory of a namespace of containerd
+        without a process: they are pods, and what is around them is not.
         """
         if place.user is None and place.kind == units.PLAIN and _is_roots(path):
-            below = [] if cgroup_procs.pids_in(os.fspath(path)) else children(path)
-            containerd = len(place.parts) == 1 and os.path.isdir(f"{CONTAINERS}/{place.name}")
-            if parted := units.parted(place, [one.name for one in below], containerd):
-                scan.watch[path] = CHILDREN
-            return list(zip(below, parted, strict=False))
+            of_containerd = len(place.parts) == 1 and os.path.isdir(f"{CONTAINERS}/{place.name}")
+            if not of_containerd or cgroup_procs.pids_in(os.fspath(path)):
+                return []
+            scan.watch[path] = CHILDREN
+            found = children(path)
+            return [(one, Place(units.CONTAINER, "containerd", one.name, (*place.parts, one.name))) for one in found]
         if place.user is not None or not (machine.lost_with(place.name) and _may_split(path, place)):
             return []
         scan.watch[path] = CHILDREN

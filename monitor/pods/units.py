@@ -159,22 +159,6 @@ def unsplit(parts: tuple[str, ...]) -> Place | None:
     return Place(CONTAINER, runtime or prefix, name, parts, ident if runtime else "", runtime)
 
 
-def parted(parent: Place, names: Sequence[str], containerd: bool) -> list[Place]:
-    """The directories ``names`` in a plain one, where containers are among them: docker's with --cgroup-parent=/NAME
-    and the driver cgroupfs, or those of a namespace of ``containerd``.
-    """
-    found = []
-    for name in names if containerd or any(re.fullmatch(_ID, name) for name in names) else ():
-        parts = (*parent.parts, name)
-        if containerd:
-            found.append(Place(CONTAINER, "containerd", name, parts))
-        elif re.fullmatch(_ID, name):
-            found.append(Place(CONTAINER, DOCKER, name[:12], parts, name, DOCKER))
-        else:
-            found.append(Place(PLAIN, parent.name, name, parts))
-    return found
-
-
 def _place(parts: tuple[str, ...], name: str, slices: Sequence[str], user: int | None, runtime: str) -> Place | str:
     namespace = _namespace(slices, user)
     if user is None:
@@ -207,11 +191,6 @@ def _namespace(slices: Sequence[str], user: int | None) -> str:
     return slices[0].removesuffix(".slice") or "root"
 
 
-def is_monitor(part: str) -> bool:
-    """Whether a cgroup is of what watches a container, by its name."""
-    return _MONITOR.fullmatch(unit_name(part)) is not None
-
-
 def podman_container(name: str, pattern: re.Pattern[str]) -> str:
     """The id of a container of podman by its directory in a unit of its own, or of ``pattern``; "" if it is none."""
     found = pattern.fullmatch(name)
@@ -222,7 +201,7 @@ def whole(parts: tuple[str, ...], user: int | None) -> Place | None:
     """A slice of a user's, or a directory of `_LAYOUTS`, as one pod with all that is in it: where a process is in the
     directory itself. None where that is none's.
     """
-    if user is None and (parts[-1].endswith(".slice") or _of_layout(parts) is None):
+    if user is None and (parts[-1].endswith(".slice") or parts[0] in _DIRECTORIES or _of_layout(parts) is None):
         return None
     return Place(PLAIN, "cgroup" if user is None else f"user-{user}", unit_name(parts[-1]), parts, user=user)
 

@@ -114,14 +114,6 @@ def test_a_script_has_the_name_that_its_process_has(
         assert claims.daemon(pid) == found
 
 
-def test_conmon_of_a_user_stays_and_the_unit_that_it_began_does_not(programs: Path, tmp_path: Path) -> None:
-    shutil.copy("/bin/dash", programs / "conmon")
-    for name, why in ((f"libpod-conmon-{'0c' * 32}.scope", "conmon: it watches a container"), ("web.service", "")):
-        (tmp_path / name).mkdir()
-        with running(programs / "conmon", tmp_path / name, NOBODY):
-            assert claims.by_session(tmp_path / name) == why
-
-
 @contextmanager
 def unshared(flags: tuple[str, ...], inside: str, program: Path, cgroup: Path) -> Iterator[int]:
     """A process of this program in a cgroup and in namespaces of its own, after a command in them."""
