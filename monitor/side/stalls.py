@@ -32,6 +32,8 @@ T = TypeVar("T")
 PACE_NS, NEAR_NS = 1_000_000_000, 250_000_000
 #: ... and of a subject without pressure files.
 UNKNOWN_PACE_NS = 5_000_000_000
+#: ... unless it is new: it has them when its first process has joined, and its growth counts from then on.
+NEW_NS = 10_000_000_000
 #: ... and of the memory of all pods, to measure growth: 110 pods cost 5 ms.
 GROWTH_PACE_NS = 5_000_000_000
 #: While the whole machine waited no longer than this, no pod did: microseconds. (The kernel weighs CPUs by their work,
@@ -71,6 +73,7 @@ class _Subject:
     cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
     asked: bool = False  # hot was asked to evict the cause
     due_ns: int = 0
+    new_until_ns: int = 0
     whole_us: int | None = None  # for which the machine had waited when its files were read last
 
 
@@ -94,7 +97,6 @@ class Stalls:
         self._rules = {rule.scope: rule for rule in map(parse_rule, self.node.config.stall)}
         self._whole_us: int | None = None
         self._v2 = pressure.unified(self.node.hierarchy)
-        self._countable = self._v2 is not None or MACHINE in self._rules
         self._subjects: dict[str, _Subject] = {}
         self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque(maxlen=stall.GROWTH_NS // GROWTH_PACE_NS + 2)
         self._grown_due_ns = 0
@@ -130,8 +132,8 @@ class Stalls:
     def turn(self, now_ns: int) -> int:
         """Sample what is due; when the next sample is."""
         self._match(now_ns)
-        # What a late list of pods adds is no growth. Begun before a pod waits: by then the cause has grown.
-        if self._countable and now_ns >= self._grown_due_ns and self.node.synced:
+        known = any(subject.loads for subject in self._subjects.values())
+        if known and now_ns >= self._grown_due_ns and self.node.synced:  # what a late list of pods adds is no growth
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
             self._grown.append((now_ns, self._sizes()))
         whole = self.machine()
@@ -159,15 +161,15 @@ class Stalls:
             self._over(self._subjects.pop(key), now_ns, stall.GONE)
         for uid, found in pods.items():
             if POD in self._rules and uid not in self._subjects:
-                self._add(uid, uid, label(found.pod), found.cgroup, self._rules[POD])
+                self._add(now_ns, uid, uid, label(found.pod), found.cgroup, self._rules[POD])
         for key, path in ((MACHINE, self.node.node_path), (KUBEPODS, self.node.kubepods)):
             if key in self._rules and key not in self._subjects and path is not None:
-                self._add(key, "", key, path, self._rules[key])
+                self._add(now_ns, key, "", key, path, self._rules[key])
 
-    def _add(self, key: str, uid: str, name: str, cgroup: Path, rule: Rule) -> None:
+    def _add(self, now_ns: int, key: str, uid: str, name: str, cgroup: Path, rule: Rule) -> None:
         root = self.node.hierarchy.root
         domain = f"/{cgroup.relative_to(root)}" if uid else NODE if key == MACHINE else key
-        self._subjects[key] = _Subject(uid, name, domain, cgroup, rule)
+        self._subjects[key] = _Subject(uid, name, domain, cgroup, rule, new_until_ns=now_ns + NEW_NS)
 
     def _look(self, one: _Subject, now_ns: int) -> None:
         one.due_ns = now_ns + PACE_NS
@@ -176,7 +178,8 @@ class Stalls:
             one.files = pressure.PROC if whole else pressure.directory_of(self.node.hierarchy, self._v2, one.cgroup)
         waited = self._waited(one)
         if waited is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
-            one.due_ns = now_ns + (PACE_NS if one.files is not None else UNKNOWN_PACE_NS)
+            is_new = now_ns < one.new_until_ns
+            one.due_ns = now_ns + (PACE_NS if is_new or one.files is not None else UNKNOWN_PACE_NS)
             one.files = None
             one.loads.clear()
             one.swap_ins.clear()
