@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,16 +104,37 @@ class NodeKubelet:
         return f"{self.installation}: {self.config_path}" if self.config_path else self.installation
 
 
+def microk8s_words(line: str) -> list[str]:
+    """As MicroK8s' kubelite splits a line (ReadArgsFromFile): without its quotes, at each blank."""
+    return re.sub("[\"']", "", line).split(" ")
+
+
+def shell_words(line: str) -> list[str]:
+    """As a shell splits a line. Raises ValueError where a quote is not closed."""
+    before = _BEFORE_COMMENT.match(line)
+    return shlex.split((before[1] if before else line).removesuffix("\\"))
+
+
+def variable_words(line: str) -> list[str]:
+    """Of the value of a variable (EnvironmentFile=): systemd takes quotes around the whole away, and splits it where it
+    is used. Raises ValueError where a quote is not closed.
+    """
+    value = _ASSIGNED.sub("", line)
+    return shlex.split(" ".join(shlex.split(value)) if value.startswith(("'", '"')) else value)
+
+
 @dataclass(frozen=True)
 class Installation:
     """A row. ``marks``: any of these files shows it is installed; ``flags``: what the installer gives the kubelet,
-    before those in the files ``arguments``; ``rancher``: the name of a k3s-like installer, whose options say the rest.
+    before those in the files ``arguments``, whose lines ``words`` splits; ``rancher``: the name of a k3s-like
+    installer, whose options say the rest.
     """
 
     name: str
     marks: tuple[str, ...] = ()
     flags: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
+    words: Callable[[str], list[str]] = variable_words
     rancher: str = ""
 
     def found(self) -> NodeKubelet | None:
@@ -126,7 +147,7 @@ class Installation:
             return None
         flags = {name: str(_at(value)) if value else "" for name, value in self.flags}
         for path in map(_at, self.arguments):
-            flags |= _arguments(path)
+            flags |= _arguments(path, self.words)
         return _kubelet(self.name, flags)
 
 
@@ -139,8 +160,8 @@ _EKS = ("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/kubelet-
 _K0S = ("/var/lib/k0s/kubelet-config.yaml", "/var/lib/k0s/kubelet.conf")
 #: The first that is installed counts. kubeadm's kubeconfig is Canonical Kubernetes' too.
 TABLE = (
-    Installation("MicroK8s", (_MICROK8S,), arguments=(_MICROK8S,)),
-    Installation("Canonical Kubernetes", (_CANONICAL,), arguments=(_CANONICAL,)),
+    Installation("MicroK8s", (_MICROK8S,), arguments=(_MICROK8S,), words=microk8s_words),
+    Installation("Canonical Kubernetes", (_CANONICAL,), arguments=(_CANONICAL,), words=shell_words),
     Installation("k3s", rancher="k3s"),
     Installation("RKE2", rancher="rke2"),
     Installation("k0s", _K0S, (("config", _K0S[0]), ("kubeconfig", _K0S[1]), ("cert-dir", "/var/lib/k0s/kubelet/pki"))),
@@ -200,7 +221,7 @@ def _mapping(path: Path) -> tuple[dict[str, Any] | None, str]:
     return (read, "") if isinstance(read, dict) else (None, f"{path}: is no map")
 
 
-def _arguments(path: Path) -> dict[str, str]:
+def _arguments(path: Path, split: Callable[[str], list[str]]) -> dict[str, str]:
     """The flags in a file: one a line (snaps), or as the value of a variable (an EnvironmentFile=)."""
     try:
         text = read_alone(path, mounted=False).decode(errors="surrogateescape")
@@ -211,23 +232,12 @@ def _arguments(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in map(str.strip, text.splitlines()):
         if line and not line.startswith("#"):
-            found |= flags_of([_VARIABLE.sub(lambda m: known.get(m[1] or m[2], ""), word) for word in _words(line)])
+            try:
+                words = split(line)
+            except ValueError:  # it is closed in another line
+                words = _ASSIGNED.sub("", re.sub("[\"']", "", line)).split()
+            found |= flags_of([_VARIABLE.sub(lambda m: known.get(m[1] or m[2], ""), word) for word in words])
     return found
-
-
-def _words(line: str) -> list[str]:
-    """Of a flag, or of a variable's value, which systemd splits once more where it is used."""
-    try:
-        words = shell_words(line)
-        return shlex.split(_ASSIGNED.sub("", " ".join(words))) if _ASSIGNED.match(line) else words
-    except ValueError:  # it is closed in another line
-        return _ASSIGNED.sub("", re.sub("[\"']", "", line)).split()
-
-
-def shell_words(line: str) -> list[str]:
-    """As a shell splits a line. Raises ValueError where a quote is not closed."""
-    before = _BEFORE_COMMENT.match(line)
-    return shlex.split((before[1] if before else line).removesuffix("\\"))
 
 
 def _of_rancher(name: str) -> dict[str, str] | None:

@@ -41,8 +41,8 @@ K3S = {
 MICROK8S = {
     "var/snap/microk8s/9044/args/kubelet": (
         "# a comment\n--kubeconfig=${SNAP_DATA}/credentials/kubelet.config\n--cert-dir=$SNAP_DATA/certs\n\n"
-        '--root-dir=${SNAP_COMMON}/var/lib/kubelet\n--eviction-hard="memory.available<100Mi, nodefs.available<1Gi"\n'
-        "--hostname-override Node-9 # isn't it\n--unknown=${NOT_SET}x\n"
+        "--root-dir=${SNAP_COMMON}/var/lib/kubelet\n--eviction-hard='memory.available<100Mi,\"nodefs.available<1Gi\n"
+        "--hostname-override Node-9\n--unknown=${NOT_SET}x\n"
     )
 }
 #: Of each row: the files that it has, and the kubeconfig's.
@@ -184,6 +184,20 @@ def test_flags_as_the_kubelet_reads_them() -> None:
     given = "--config=/etc/k.yaml --hostname-override n1 --fail-swap-on --eviction_hard=memory.available<1Gi -v=2 --x"
     expected = {"config": "/etc/k.yaml", "hostname-override": "n1", "eviction-hard": "memory.available<1Gi"}
     assert flags_of(given.split()) == {**expected, "fail-swap-on": "true", "x": "true"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "line", "words"),
+    [
+        ("microk8s", "--a='x\", y'  # z", ["--a=x,", "y", "", "#", "z"]),
+        ("shell", "--a='x, y' # don't", ["--a=x, y"]),
+        ("variable", "V=--a='x, y' --b", ["--a=x, y", "--b"]),
+        ("variable", "V='--a=\"x, y\" --b'", ["--a=x, y", "--b"]),
+        ("variable", 'V="--a=\\"x, y\\" --b"', ["--a=x, y", "--b"]),
+    ],
+)
+def test_whose_file_it_is_says_how_a_line_is_split(rule: str, line: str, words: list[str]) -> None:
+    assert getattr(installations, f"{rule}_words")(line) == words
 
 
 @pytest.mark.parametrize(
