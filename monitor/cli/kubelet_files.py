@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError
 from monitor.kernel.procfs import Process
-from monitor.pods.installations import shell_words
+from monitor.pods.installations import microk8s_words, shell_words
 from monitor.policy.configuration import Given
 from monitor.policy.errors import PolicyError
 from monitor.policy.translate import KIND, is_carried_over
@@ -28,8 +28,8 @@ _MOST = 1 << 20
 _LONGEST = 1 << 16
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING = ("k3s", "rke2")
-#: What MicroK8s' kubelite is given.
-_ARGS_FILE = "--kubelet-args-file="
+#: What MicroK8s' kubelite is given, and where the file is.
+_ARGS_FILE, _OF_MICROK8S = "--kubelet-args-file=", "/snap/microk8s/"
 
 
 #: The value of a flag with a < that no quote keeps from a shell. (systemd reads ExecStart= and files of variables.)
@@ -131,9 +131,10 @@ def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
 
 
 def _flags(path: str, text: str) -> Iterator[Word]:
-    """One flag a line, as MicroK8s and snaps have them, with the quotes, comments and continued lines of a shell; what
-    is unrelated may hold variables.
+    """One flag a line, as snaps have them, with the quotes, comments and continued lines of a shell, but in a file of
+    MicroK8s; what is unrelated may hold variables.
     """
+    split = microk8s_words if _OF_MICROK8S in os.path.realpath(path) else shell_words
     lines = [line.strip() for line in text.splitlines()]
     if not any(line and line[0] != "#" for line in lines):
         raise PolicyError(f"{path}: holds no flag; {_REMEDY}")
@@ -148,7 +149,7 @@ def _flags(path: str, text: str) -> Iterator[Word]:
                     f"{origin}: {problem}, and a shell redirects at its <: write 'SIGNAL<VALUE' in quotes"
                 )
             raise PolicyError(f"{origin}: {problem}; {_REMEDY}")
-        yield Word(_flag(origin, line), origin)
+        yield Word(_flag(origin, line, split), origin)
 
 
 def _commands(lines: Sequence[str], script: bool) -> list[str]:
@@ -157,14 +158,14 @@ def _commands(lines: Sequence[str], script: bool) -> list[str]:
     return joined if script else joined[:1]
 
 
-def _flag(origin: str, line: str) -> str:
+def _flag(origin: str, line: str, split: Callable[[str], list[str]]) -> str:
     """A flag and its value. Raises PolicyError."""
     if len(line) > _LONGEST:
         raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
     for _ in range(_MOST_NESTED):
         line = _COMMAND.sub("$", line)
     try:
-        words = shell_words(line)
+        words = split(line)
     except ValueError:
         raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
     name, equals, text = words[0].partition("=")
@@ -172,7 +173,8 @@ def _flag(origin: str, line: str) -> str:
     if any(re.match(r"-\D", word) for word in words[1:]):
         raise PolicyError(f"{origin}: {name}: more than one flag; write each on a line of its own")
     if more and is_carried_over(name):
-        raise PolicyError(f"{origin}: {name}: {more[0]!r} follows its value; leave it out, or put the value in quotes")
+        remedy = "put the value in quotes" if split is shell_words else "write the value without blanks"
+        raise PolicyError(f"{origin}: {name}: {more[0]!r} follows its value; leave it out, or {remedy}")
     text = text if equals else " ".join(words[1:2])
     if "$" in text and is_carried_over(name):
         raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")

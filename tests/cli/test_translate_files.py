@@ -18,7 +18,7 @@ from monitor.policy.errors import PolicyError
 from tests import others
 from tests.commands import called
 
-MICROK8S = """--kubeconfig=${SNAP_DATA}/credentials/kubelet.config
+SHELLS = """--kubeconfig=${SNAP_DATA}/credentials/kubelet.config
 --node-ip=$(hostname -I | awk '{print $1}')
 --eviction-hard="memory.available<100Mi","nodefs.available<1Gi" # don't
 # by hand
@@ -54,7 +54,7 @@ def refusal(*arguments: str) -> str:
 
 
 def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_path: Path) -> None:
-    (tmp_path / "args").write_text(MICROK8S)
+    (tmp_path / "args").write_text(SHELLS)
     (tmp_path / "kubelet.yaml").write_text(CONFIGURATION)
     files = ("--file", str(tmp_path / "kubelet.yaml"), "--file", str(tmp_path / "args"))
     made, _ = translated(*files, "--", "--eviction-hard=memory.available<2Gi")
@@ -115,6 +115,12 @@ def test_what_is_none_of_them_is_one_line_with_a_remedy(text: bytes | None, prob
     err = refusal("--file", str(path))
     assert err.startswith(f"outrace: error: {path}:")
     assert problem in err
+
+
+def test_microk8s_uses_no_shell(tmp_path: Path) -> None:
+    (directory := tmp_path / "snap/microk8s/9044/args").mkdir(parents=True)
+    (directory / "kubelet").write_text('--eviction-hard="memory.available<100Mi, pid.available<9"\n')
+    assert "'pid.available<9' follows its value; leave it out, or write" in refusal("--file", f"{directory}/kubelet")
 
 
 @pytest.mark.parametrize(
