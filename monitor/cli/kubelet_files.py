@@ -27,7 +27,7 @@ _MOST = 1 << 20
 #: Characters of a line: shlex takes 10 s for one of 900 kB.
 _LONGEST = 1 << 16
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
-_EMBEDDING = ("k3s", "rke2")
+_EMBEDDING, _WRAPPED = ("k3s", "rke2"), "--kubelet-arg"
 #: What MicroK8s' kubelite is given, and where the file is.
 _ARGS_FILE, _OF_MICROK8S = "--kubelet-args-file=", "/snap/microk8s/"
 
@@ -107,7 +107,7 @@ def _unwrapped(words: Iterable[Word], others: bool = True) -> Iterator[Word]:
     rest = iter(words)
     for word in rest:
         name, equals, value = word.text.partition("=")
-        if name == "--kubelet-arg":
+        if name == _WRAPPED:
             value = value if equals else next(rest, Word("", "")).text
             yield Word(f"--{value.removeprefix('--')}", word.origin)
         elif others:
@@ -160,22 +160,31 @@ def _commands(lines: Sequence[str], script: bool) -> list[str]:
 
 def _flag(origin: str, line: str, split: Callable[[str], list[str]]) -> str:
     """A flag and its value. Raises PolicyError."""
+    words = _split(origin, line, split)
+    in_one = "=" in words[0]  # the flag and its value
+    if words[0].partition("=")[0] == _WRAPPED and words != [_WRAPPED]:  # alone its value is in the next line
+        in_one, words = True, [word.text for word in _unwrapped(Word(one, origin) for one in words)]
+    name, equals, text = words[0].partition("=")
+    more = words[1:] if in_one else words[2:]
+    if any(re.match(r"-\D", word) for word in words[1:]):
+        raise PolicyError(f"{origin}: {name}: more than one flag; write each on a line of its own")
+    matters = is_carried_over(name, " ".join((text, *words[1:])))
+    if more and matters:
+        remedy = "put the value in quotes" if split is shell_words else "write the value without blanks"
+        raise PolicyError(f"{origin}: {name}: {more[0]!r} follows its value; leave it out, or {remedy}")
+    text = text if in_one else " ".join(words[1:2])
+    if "$" in text and matters:
+        raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")
+    return f"{name}={text}" if equals or (not in_one and len(words) > 1) else name
+
+
+def _split(origin: str, line: str, split: Callable[[str], list[str]]) -> list[str]:
+    """The words of a line, one at least; $ for a command. Raises PolicyError."""
     if len(line) > _LONGEST:
         raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
     for _ in range(_MOST_NESTED):
         line = _COMMAND.sub("$", line)
     try:
-        words = split(line)
+        return split(line)
     except ValueError:
         raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
-    name, equals, text = words[0].partition("=")
-    more = words[1:] if equals else words[2:]
-    if any(re.match(r"-\D", word) for word in words[1:]):
-        raise PolicyError(f"{origin}: {name}: more than one flag; write each on a line of its own")
-    if more and is_carried_over(name):
-        remedy = "put the value in quotes" if split is shell_words else "write the value without blanks"
-        raise PolicyError(f"{origin}: {name}: {more[0]!r} follows its value; leave it out, or {remedy}")
-    text = text if equals else " ".join(words[1:2])
-    if "$" in text and is_carried_over(name):
-        raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")
-    return f"{name}={text}" if len(words) > 1 or equals else name

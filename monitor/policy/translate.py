@@ -199,9 +199,10 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes, origins)
 
 
-def is_carried_over(flag: str) -> bool:
-    """Whether the value of this flag (with its dashes) matters here, whatever it is."""
-    return (name := flag.lstrip("-").replace("_", "-")) in FIELDS and name != _GATES_FLAG
+def is_carried_over(flag: str, text: str) -> bool:
+    """Whether this value of a flag (with its dashes) matters here."""
+    name = flag.lstrip("-").replace("_", "-")
+    return name in FIELDS and (name != _GATES_FLAG or any(gate in text for gate in GATES))
 
 
 def _at(place: str) -> str:
