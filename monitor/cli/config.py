@@ -26,7 +26,7 @@ from monitor.policy.layout import DiskLayout
 from monitor.policy.releases import era
 from monitor.policy.thresholds import OFF
 from monitor.settings.config import RunConfig
-from monitor.settings.options import SETTINGS
+from monitor.settings.options import FEATURE_GATES, SETTINGS
 from monitor.settings.read import Resolved, check_enforced, from_inputs, resolved_again, value_of
 from monitor.settings.read import resolve as resolve_settings
 
@@ -113,7 +113,7 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, o
         raise ConfigError(str(error)) from None
     head = {key: made.configuration[key] for key in ("apiVersion", "kind")}
     origins = {key: given.origin for key, given in fields.items() if key not in made.configuration}
-    made = made._replace(configuration=head | {key: given.value for key, given in fields.items()} | made.configuration)
+    made = made._replace(configuration=head | _over(fields, made.configuration))
     if made.configuration == head:
         problem = f"the configuration would be empty: {'; '.join(made.notes) or 'no field is given'}"
         raise ConfigError(problem, "a kubelet with these flags alone has its defaults, as `outrace config show` has")
@@ -128,6 +128,13 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, o
     emit(output, answer, lambda: yaml_lines(made.configuration))
     for note in made.notes if output == "table" else ():
         click.echo(f"note: {note}", err=True)
+
+
+def _over(files: Mapping[str, Given], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What flags make over the fields of files. As in a kubelet a map is replaced, but gates are merged."""
+    fields = {key: given.value for key, given in files.items()}
+    gates, more = fields.get(FEATURE_GATES), flags.get(FEATURE_GATES, {})
+    return {**fields, **flags, **({FEATURE_GATES: gates | more} if isinstance(gates, dict) else {})}
 
 
 def _check_translated(configuration: Mapping[str, Any], origins: Mapping[str, str]) -> None:

@@ -173,8 +173,8 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     for flag, text, place in _flags(arguments, where):
         if place and flag not in others:
             origins[flag] = f"{origins[flag]}, {place}" if flag in origins and place not in origins[flag] else place
-        if flag not in _OURS or (flag == _GATES_FLAG and not any(gate in text for gate in GATES)):
-            others.append(flag)
+        others += (left := _left_out(flag, text))
+        if flag in left:
             continue
         if flag in WITHOUT:
             notes.append(f"--{flag} {WITHOUT[flag]}")
@@ -197,6 +197,15 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     order = list(dict.fromkeys(field for field, _ in FIELDS.values()))
     fields = {field: given[field] for field in (*order[:1], MERGE_DEFAULTS, *order[1:]) if field in given}
     return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes, origins)
+
+
+def _left_out(flag: str, text: str) -> list[str]:
+    """What is not carried over of a flag: itself, or some of its gates."""
+    if flag != _GATES_FLAG:
+        return [] if flag in _OURS else [flag]
+    gates = list(filter(None, map(str.strip, text.split(","))))
+    left = [gate for gate in gates if gate.partition("=")[0].strip() not in GATES]
+    return [f"{flag}={gate}" for gate in left] if len(left) < len(gates) else [flag]
 
 
 def is_carried_over(flag: str, text: str) -> bool:

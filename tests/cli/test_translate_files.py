@@ -68,6 +68,9 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_p
     for fields in ({"kubeletconfig": from_yaml}, {"kind": "KubeletConfiguration", **from_yaml}):  # /configz, and a file
         (tmp_path / "kubelet.json").write_text(json.dumps(fields, indent="\t"))
         assert translated("--file", str(tmp_path / "kubelet.json")) == (from_yaml, "")
+    (tmp_path / "kubelet.yaml").write_text("kind: KubeletConfiguration\nfeatureGates: {A: true, AllBeta: false}\n")
+    made, notes = translated(*files[:2], "--", "--feature-gates=B=true, AllBeta=true")
+    assert (made, notes.split()[-1]) == ({"featureGates": {"A": True, "AllBeta": True}}, "--feature-gates=B=true")
     (tmp_path / "kubelet.yaml").write_text("kind: KubeletConfiguration\n")
     assert "the configuration would be empty: no field is given; " in refusal(*files[:2])
     (tmp_path / "args").write_text('--kubelet-arg="eviction-hard=memory.available<100Mi"\n--disable=traefik\n')
