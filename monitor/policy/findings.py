@@ -62,7 +62,7 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
         *_by_definition(thresholds, node),
         *_never_reclaimed(settings, thresholds, node),
         *_units([e for e in thresholds if not e.copy], node),
-        *_lost_units(settings),
+        *_lost_units(settings, node),
         *_below_huge_pages(thresholds, node, rules),
         *_soft_below_hard(thresholds, node),
         *_copies(thresholds, node),
@@ -160,7 +160,7 @@ def _too_many(quantity: Quantity, resource: str, what: str) -> str:
     return ""
 
 
-def _lost_units(settings: Settings) -> Iterator[str]:
+def _lost_units(settings: Settings, node: Node) -> Iterator[str]:
     """The same of what is reclaimed and reserved."""
     for key in (MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED):
         for name, (text, origin) in settings.maps[key].items():
@@ -168,7 +168,8 @@ def _lost_units(settings: Settings) -> Iterator[str]:
                 continue
             quantity, resource = Quantity.parse(text), sig.RESOURCE.get(name, name)
             amount = quantity.value if resource in sig.IN_BYTES else 0
-            if resource == "inodes" and (why := _too_many(quantity, resource, "never reached")):
+            unknown = resource == "inodes" and name not in node.capacity
+            if unknown and (why := _too_many(quantity, resource, "never reached")):
                 yield f"{origin}: {name}: {text} is {quantity.value:,} {resource}, {why}"
             elif 0 < amount < _LEAST_BYTES:
                 yield f"{origin}: {name}: {text} is {amount:,} bytes: too few to matter; write a unit, as in 100Mi"

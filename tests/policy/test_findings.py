@@ -126,6 +126,8 @@ def test_what_has_another_unit_than_it_seems(signal: str, text: str, said: str) 
 def test_what_is_reclaimed_or_reserved_without_a_unit(key: str, name: str, text: str, said: str) -> None:
     lines = found(evictionHard=ALL, **{key: {name: text}})
     assert [line.startswith(f"file: {key}: {name}: {said}") for line in lines] == ([True] if said else [])
+    if name == "nodefs.inodesFree":
+        assert found(Node({name: 1 << 60}), evictionHard=ALL, **{key: {name: text}}) == []
 
 
 def test_the_maximum_pod_grace_counts_where_a_soft_threshold_is() -> None:
