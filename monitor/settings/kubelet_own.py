@@ -18,7 +18,14 @@ from monitor.pods.installations import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, TEXT_MAPS, Given, Source
 from monitor.policy.releases import CURRENT, KUBELET_1_36
 from monitor.policy.translate import BOOLEANS, FIELDS
-from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_VERSION, SETTINGS
+from monitor.settings.options import (
+    FEATURE_GATES,
+    KUBELET_KEYS,
+    KUBELETS_CONFIGZ,
+    KUBELETS_FLAGS,
+    KUBELETS_VERSION,
+    SETTINGS,
+)
 
 _shown = partial(json.dumps, sort_keys=True, default=str)
 #: Seconds that the kubelet may take to answer.
@@ -48,7 +55,7 @@ def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda 
     files = [(kubelet.config_path, kubelet.config)] if kubelet.config_path else []
     sources = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
     if flags := _flags(kubelet):
-        sources.append(Source(f"the kubelet's flags ({kubelet.installation})", _replacing(flags, sources)))
+        sources.append(Source(f"{KUBELETS_FLAGS} ({kubelet.installation})", _replacing(flags, sources)))
     if sources and not files:
         # The first is the file, whose defaults count: a drop-in or flag alone is laid over an empty one.
         sources.insert(0, Source(f"the kubelet ({kubelet.installation}, without a file)", {}))
@@ -100,7 +107,7 @@ def _configz(access: Access) -> Source:
         raise MonitorError(f"{whose}: no token, and a kubelet lets nobody in with its own certificate")
     server = access.kubelet_server(credentials=cluster.credentials)
     with closing(KubeletClient(server, timeout_s=_TIMEOUT_S)) as client:
-        return Source(f"the kubelet's /configz at {access.kubelet.url}", {**_EMPTY, **_known(client.configz())})
+        return Source(f"{KUBELETS_CONFIGZ} at {access.kubelet.url}", {**_EMPTY, **_known(client.configz())})
 
 
 def _known(content: Mapping[str, Any]) -> dict[str, Any]:

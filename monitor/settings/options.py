@@ -369,6 +369,11 @@ GONE_OPTIONS = {
 SETTINGS = tuple(option for option in OPTIONS if option.field)
 OWN_KEYS = tuple(option.name for option in OPTIONS if option.own_file)
 KUBELET_KEYS = (*(option.kubelet_key for option in SETTINGS if option.kubelet_key), MERGE_DEFAULTS)
-#: What its release is known by: another key of its file, or its version, with which an origin begins then.
+#: What its release is known by: another key of its file, or its version.
 FEATURE_GATES = "featureGates"
-KUBELETS_VERSION = "the kubelet's version"
+#: With what the origin of a value begins that the kubelet, or the API server for it, was asked for.
+KUBELETS_VERSION, KUBELETS_CONFIGZ, KUBELETS_FLAGS = (
+    "the kubelet's version",
+    "the kubelet's /configz",
+    "the kubelet's flags",
+)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.domains import MAX_THRESHOLDS
+from monitor.policy.configuration import DEFAULT
 from monitor.policy.signals import OWN_SIGNALS
 from monitor.settings.config import RunConfig
-from monitor.settings.options import KUBELETS_VERSION, SETTINGS
+from monitor.settings.options import KUBELETS_CONFIGZ, KUBELETS_FLAGS, KUBELETS_VERSION, SETTINGS
 from monitor.settings.read import check_enforced, over_the_kernels_share, read
 
 _LIVE = tuple(option for option in SETTINGS if option.live)
@@ -74,15 +75,25 @@ def _in_order(config: RunConfig, field: str) -> str:
 
 
 def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
-    """The release stays where the API server, which knows the kubelet's version, answered once and not both times."""
+    """The release stays where the kubelet, or the API server, which knows its version, answered once and not both
+    times.
+    """
     was, now = current.origins.get("policy", ""), fresh.origins.get("policy", "")
-    if now.startswith(KUBELETS_VERSION) and was.startswith("default") and fresh.policy != current.policy:
-        was = f"default; {now} asks for {fresh.policy}: restart outrace"
-    elif now != "default" or not was.startswith(KUBELETS_VERSION):
+    before, after = map(_asked, (was, now))
+    if not before or not after or before == after or (after != DEFAULT and fresh.policy == current.policy):
         return fresh
+    if after != DEFAULT:
+        was = f"{was.partition('; ')[0]}; {now} asks for {fresh.policy}: restart outrace"
     fixed = {**fresh.given["fixed"], "policy": current.policy}
     origins, given = {**fresh.origins, "policy": was}, {**fresh.given, "fixed": fixed}
     return dataclasses.replace(fresh, policy=current.policy, origins=origins, given=given)
+
+
+def _asked(origin: str) -> str:
+    """Whose answer the release is of: DEFAULT without one, "" where it was given."""
+    if origin.partition("; ")[0] == DEFAULT:
+        return DEFAULT
+    return next((one for one in (KUBELETS_VERSION, KUBELETS_CONFIGZ, KUBELETS_FLAGS) if origin.startswith(one)), "")
 
 
 def _fixed(current: RunConfig, fresh: RunConfig) -> dict[str, str]:

@@ -202,7 +202,7 @@ GATE = "HugepageAwareEviction"
 def test_its_gate_makes_the_release(
     gates: Any, expected: str, server: FakeKubelet, serving: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.config = {"featureGates": gates}
+    server.config = {"featureGates": gates, "enforceNodeAllocatable": ["pods"]}
     config = resolved(monkeypatch, running(server, serving, tmp_path)).config
     assert config.policy == expected
     named = isinstance(gates, dict) and gates != {"AllBeta": True}
@@ -213,6 +213,10 @@ def test_its_gate_makes_the_release(
     assert (
         resolved(monkeypatch, running(server, serving, tmp_path), policy="kubelet-1.17").config.policy == "kubelet-1.17"
     )
+    server.forbidden.add("/configz")  # and a reload where it answers once
+    away = resolved(monkeypatch, running(server, serving, tmp_path)).config
+    for one, other in ((away, config), (config, away)):
+        assert merged(merged(one, other).config, other).config.policy == one.policy
 
 
 def test_the_gate_of_files_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
