@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,15 @@ _Tried = tuple[str, str, ApiClient | KubeletClient, Callable[[], object]]
 
 @dataclass(frozen=True)
 class Access:
-    """What the user gave; "" is: as found. ``kubelet`` is the one of this node."""
+    """What the user gave; "" is: as found. ``kubelet`` is the one of this node; ``plugins``: whether an exec plugin of
+    ``kubeconfig`` may run.
+    """
 
     kubeconfig: str = ""
     node_name: str = ""
     kubelet_ca: str = ""
     kubelet: NodeKubelet = field(default_factory=NodeKubelet)
+    plugins: bool = True
 
     @classmethod
     def found(cls, config: object, kubelet: NodeKubelet | None = None) -> Access:
@@ -102,7 +105,7 @@ class Access:
         Only of a kubeconfig that was given does an exec plugin run.
         """
         if self.kubeconfig:
-            return kubeconfig.load((Path(self.kubeconfig),)), f"--kubeconfig {self.kubeconfig}"
+            return self._given, f"--kubeconfig {self.kubeconfig}"
         if self._in_pod:
             return in_cluster(os.environ), "the service account of this pod"
         if self.kubelet.kubeconfig is not None:
@@ -112,6 +115,11 @@ class Access:
             "no credentials for an API server: not in a pod, and no kubeconfig of a kubelet here",
             "give --kubeconfig FILE",
         )
+
+    @cached_property
+    def _given(self) -> ClusterConfig:
+        """Of the kubeconfig that was given. Its plugin runs once for all requests that go out from here."""
+        return kubeconfig.load((Path(self.kubeconfig),), plugins=self.plugins)
 
     def kubelet_server(self, url: str = "", credentials: Credentials | None = None) -> ClusterConfig:
         """The kubelet at ``url`` ("": of this node). ConfigError."""

@@ -141,8 +141,12 @@ def test_flags_alone_and_a_kubelet_without_settings(monkeypatch: pytest.MonkeyPa
 
 def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = write(tmp_path, "given.yaml", f"{KUBELET}evictionHard: {{}}\n")
-    monkeypatch.setattr(kubelet_own, "kubelet_sources", lambda *_: pytest.fail("asked"))
-    assert read({}, None, path, ask_kubelet=True).config.eviction_hard == {}
+    gated = write(tmp_path, "gated.yaml", f"{KUBELET}featureGates: {{{GATE}: false}}\n")
+    monkeypatch.setattr("monitor.pods.installations.find_kubelet", lambda: NodeKubelet("kubeadm"))
+    for name in ("kubelet_sources", "kubelet_release"):
+        monkeypatch.setattr(kubelet_own, name, lambda *_: pytest.fail("asked"))
+    assert read({"policy": "kubelet-1.8"}, None, path, ask_kubelet=True).config.eviction_hard == {}
+    assert read({}, None, gated, ask_kubelet=True).config.policy == "kubelet-1.36"
     assert read({"node-cgroup": "lab"}, ask_kubelet=True).config.node_cgroup == "lab"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from monitor.owner import search_path
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
+from monitor.settings.read import read
 from monitor.side.cluster.record import TaintRecord, TaintRecords, remove_left
 from monitor.side.export.log import Log
 from tests import others
-from tests.daemon.config_files import kubeconfig
+from tests.commands import called
+from tests.daemon.config_files import KUBELET, kubeconfig, write
 from tests.kube.fake_apiserver import FakeApiServer
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
@@ -25,7 +28,7 @@ CREDENTIAL = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {
 
 
 def plugin(path: Path, marker: Path) -> Path:
-    path.write_text(f"#!/bin/sh\necho $PATH > {marker}\necho '{CREDENTIAL}'\n")
+    path.write_text(f"#!/bin/sh\necho $PATH >> {marker}\necho '{CREDENTIAL}'\n")
     path.chmod(0o755)
     return path
 
@@ -51,6 +54,19 @@ def test_a_plugin_runs_only_from_a_kubeconfig_that_was_given(tmp_path: Path) -> 
     assert not marker.exists()
     assert token(Access(kubeconfig=str(made))) == "good"
     assert marker.read_text().strip() == search_path()
+
+
+def test_a_plugin_runs_once_for_the_release_and_not_for_a_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(FakeApiServer()) as api:
+        made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker := tmp_path / "ran")), api.url)
+        file = write(tmp_path, "k.yaml", KUBELET)
+        called("config", "check", "--kubeconfig", str(made), "--node-name", "n", "--kubelet-config", file)
+        assert not marker.exists()
+        monkeypatch.setattr("monitor.pods.installations.find_kubelet", lambda: NodeKubelet("kubeadm"))
+        read({"kubeconfig": str(made), "node-name": "n"}, None, file, ask_kubelet=True)
+    assert marker.read_text().count("\n") == 1
 
 
 @pytest.mark.parametrize("given", [True, False])
