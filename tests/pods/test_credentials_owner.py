@@ -56,9 +56,8 @@ def test_a_plugin_runs_only_from_a_kubeconfig_that_was_given(tmp_path: Path) -> 
     assert marker.read_text().strip() == search_path()
 
 
-def test_a_plugin_runs_once_for_the_release_and_not_for_a_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_runs_once_for_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not for a check."""
     with closing(FakeApiServer()) as api:
         made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker := tmp_path / "ran")), api.url)
         file = write(tmp_path, "k.yaml", KUBELET)
