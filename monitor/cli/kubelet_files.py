@@ -173,7 +173,7 @@ def _flag(origin: str, line: str, split: Callable[[str], list[str]]) -> str:
         remedy = "put the value in quotes" if split is shell_words else "write the value without blanks"
         raise PolicyError(f"{origin}: {name}: {more[0]!r} follows its value; leave it out, or {remedy}")
     text = text if in_one else " ".join(words[1:2])
-    if "$" in text and matters:
+    if "$" in text and (matters or name == "--feature-gates"):
         raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")
     return f"{name}={text}" if equals or (not in_one and len(words) > 1) else name
 

@@ -77,7 +77,7 @@ def with_disks(config: RunConfig) -> tuple[RunConfig, Disks]:
     return dataclasses.replace(config, layout_image_fs=found.layout_image_fs), found
 
 
-def resolve(options: Mapping[str, Any], *, plugins: bool = True) -> Resolved:
+def resolve(options: Mapping[str, Any]) -> Resolved:
     """The configuration these options make, and what it was made of. Raises ConfigError.
 
     ``options`` by parameter name, as click passes them (``eviction_hard``); None means not given.
@@ -100,14 +100,14 @@ def resolve(options: Mapping[str, Any], *, plugins: bool = True) -> Resolved:
         if context is not None and context.get_parameter_source(parameter) is ParameterSource.ENVIRONMENT:
             variables[option.name] = variable_of(option.name)
     config, kubelet = (flags.pop(name) for name in _FILES)
-    return read(flags, config, kubelet, variables, ask_kubelet=True, plugins=plugins)
+    return read(flags, config, kubelet, variables, ask_kubelet=True)
 
 
 def resolve_here(options: Mapping[str, Any]) -> Resolved:
     """`resolve`, with the default threshold that `outrace run` has on this machine. Raises MonitorError."""
     from monitor.settings.read import resolved_again
 
-    resolved = resolve(options, plugins=False)
+    resolved = resolve(options)
     config = with_default_threshold(resolved.config)
     return resolved if config is resolved.config else resolved_again(config)
 

@@ -37,15 +37,12 @@ _Tried = tuple[str, str, ApiClient | KubeletClient, Callable[[], object]]
 
 @dataclass(frozen=True)
 class Access:
-    """What the user gave; "" is: as found. ``kubelet`` is the one of this node; ``plugins``: whether an exec plugin of
-    ``kubeconfig`` may run.
-    """
+    """What the user gave; "" is: as found. ``kubelet`` is the one of this node."""
 
     kubeconfig: str = ""
     node_name: str = ""
     kubelet_ca: str = ""
     kubelet: NodeKubelet = field(default_factory=NodeKubelet)
-    plugins: bool = True
 
     @classmethod
     def found(cls, config: object, kubelet: NodeKubelet | None = None) -> Access:
@@ -119,7 +116,7 @@ class Access:
     @cached_property
     def _given(self) -> ClusterConfig:
         """Of the kubeconfig that was given. Its plugin runs once for all requests that go out from here."""
-        return kubeconfig.load((Path(self.kubeconfig),), plugins=self.plugins)
+        return kubeconfig.load((Path(self.kubeconfig),))
 
     def kubelet_server(self, url: str = "", credentials: Credentials | None = None) -> ClusterConfig:
         """The kubelet at ``url`` ("": of this node). ConfigError."""

@@ -119,7 +119,7 @@ def variable_words(line: str) -> list[str]:
     """Of the value of a variable (EnvironmentFile=): systemd takes quotes around the whole away, and splits it where it
     is used. Raises ValueError where a quote is not closed.
     """
-    value = _ASSIGNED.sub("", line)
+    value = _ASSIGNED.sub("", line).lstrip()
     return shlex.split(" ".join(shlex.split(value)) if value.startswith(("'", '"')) else value)
 
 
@@ -230,6 +230,8 @@ def _arguments(path: Path, split: Callable[[str], list[str]]) -> dict[str, str]:
     data = path.parent.parent  # of a snap: SNAP_DATA/args/kubelet
     known = {"SNAP_DATA": str(data), "SNAP_COMMON": str(data.parent / "common")}
     found: dict[str, str] = {}
+    if split is variable_words:  # systemd joins lines that end in a backslash
+        text = text.replace("\\\n", " ")
     for line in map(str.strip, text.splitlines()):
         if line and not line.startswith("#"):
             try:

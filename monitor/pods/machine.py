@@ -81,10 +81,10 @@ _GROUPS = (
         "networking network ifup@* NetworkManager ModemManager connman iwd wpa_supplicant wpa_supplicant@*"
         " wpa_supplicant-*@* hostapd hostapd@* wicked wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4 wickedd-dhcp6"
         " pppd pppd@* ppp@* pppoe pppoe@* openvswitch-switch ovs-vswitchd ovsdb-server"
-        " dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@* frr frr@* bird bird6"
-        " quagga zebra bgpd ospfd ospf6d ripd ripngd isisd",
+        " dhclient dhclient@* isc-dhclient isc-dhclient@* dhcpcd dhcpcd@* udhcpc udhcpc@* frr frr@*"
+        " bird bird@* bird6 bird6@* quagga zebra bgpd ospfd ospf6d ripd ripngd isisd",
         "NetworkManager connmand iwd wpa_supplicant hostapd wickedd wickedd-nanny wickedd-auto4 wickedd-dhcp4"
-        " wickedd-dhcp6 pppd ovs-vswitchd ovsdb-server dhclient dhcpcd watchfrr",
+        " wickedd-dhcp6 pppd ovs-vswitchd ovsdb-server dhclient dhcpcd watchfrr zebra bgpd ospfd bird bird6",
     ),
     _Group(
         "the private network by which the machine may be reached",

@@ -53,14 +53,13 @@ def read(
     variables: Mapping[str, str] = MappingProxyType({}),
     *,
     ask_kubelet: bool = False,
-    plugins: bool = True,
 ) -> Resolved:
     """The checked configuration of `outrace run`, and what it was made of.
 
     ``flags`` maps option names (``eviction-hard``) to the values given on the command line; absent or None means not
     given. ``variables``: option name -> the variable of the environment that gave its value, instead of a flag.
     ``ask_kubelet``: without a kubelet's file, the configuration of the kubelet that runs here is the lowest layer; its
-    release counts in any case. ``plugins``: whether a plugin for credentials may run only to know the release.
+    release counts in any case.
     Raises ConfigError: one line with the option or file and key, what is wrong, and the remedy.
     """
     arguments = {
@@ -78,13 +77,13 @@ def read(
     options = _own_settings(flags, variables, own, config_file or "")
     file = files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None
     if ask_kubelet and "node-cgroup" not in options:
-        resolved = _over_kubelet(options, file, plugins)
+        resolved = _over_kubelet(options, file)
     else:
         resolved = resolve(options, file)
     return resolved._replace(config=dataclasses.replace(resolved.config, given=given(resolved.config, arguments)))
 
 
-def _over_kubelet(options: Mapping[str, Given], file: Source | None, plugins: bool) -> Resolved:
+def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved:
     """The options of outrace over the kubelet of this node, or over the ``file`` that was given for it; with what
     differs.
     """
@@ -100,7 +99,7 @@ def _over_kubelet(options: Mapping[str, Given], file: Source | None, plugins: bo
     from monitor.settings.kubelet_own import differences, kubelet_release, kubelet_sources
 
     unread: list[str] = []
-    access = dataclasses.replace(Access.found(resolved.config, kubelet), plugins=plugins or file is None)
+    access = Access.found(resolved.config, kubelet)
     found = kubelet_sources(access, unread.append)
     release = None if "policy" in options else _by_gate(found).get("policy") or kubelet_release(access)
     if release is not None:

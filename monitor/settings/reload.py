@@ -16,7 +16,7 @@ from monitor.kernel.domains import MAX_THRESHOLDS
 from monitor.policy.configuration import DEFAULT
 from monitor.policy.signals import OWN_SIGNALS
 from monitor.settings.config import RunConfig
-from monitor.settings.options import KUBELETS_CONFIGZ, KUBELETS_FLAGS, KUBELETS_VERSION, SETTINGS
+from monitor.settings.options import KUBELETS_CONFIGZ, KUBELETS_VERSION, SETTINGS
 from monitor.settings.read import check_enforced, over_the_kernels_share, read
 
 _LIVE = tuple(option for option in SETTINGS if option.live)
@@ -80,7 +80,11 @@ def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
     """
     was, now = current.origins.get("policy", ""), fresh.origins.get("policy", "")
     before, after = map(_asked, (was, now))
-    if not before or not after or before == after or (after != DEFAULT and fresh.policy == current.policy):
+    if (
+        "" in (before, after)
+        or (before == DEFAULT) == (after == DEFAULT)
+        or (after != DEFAULT and fresh.policy == current.policy)
+    ):
         return fresh
     if after != DEFAULT:
         was = f"{was.partition('; ')[0]}; {now} asks for {fresh.policy}: restart outrace"
@@ -90,10 +94,10 @@ def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
 
 
 def _asked(origin: str) -> str:
-    """Whose answer the release is of: DEFAULT without one, "" where it was given."""
+    """Whose answer the release is of: DEFAULT without one, "" where it was given, or is in a file of the kubelet's."""
     if origin.partition("; ")[0] == DEFAULT:
         return DEFAULT
-    return next((one for one in (KUBELETS_VERSION, KUBELETS_CONFIGZ, KUBELETS_FLAGS) if origin.startswith(one)), "")
+    return next((one for one in (KUBELETS_VERSION, KUBELETS_CONFIGZ) if origin.startswith(one)), "")
 
 
 def _fixed(current: RunConfig, fresh: RunConfig) -> dict[str, str]:

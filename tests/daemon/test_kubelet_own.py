@@ -17,7 +17,7 @@ from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, check_enforced, read
-from monitor.settings.reload import merged
+from monitor.settings.reload import _with_release, merged
 from tests.daemon.config_files import KUBELET, build, kubeconfig, write
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
@@ -221,6 +221,23 @@ def test_its_gate_makes_the_release(
     away = resolved(monkeypatch, running(server, serving, tmp_path)).config
     for one, other in ((away, config), (config, away)):
         assert merged(merged(one, other).config, other).config.policy == one.policy
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "stays"),
+    [
+        ("default", "the kubelet's /configz at x: featureGates", True),  # the kubelet did not answer at the start
+        ("the kubelet's version v1.36.2", "default", True),  # the API server does not answer now
+        ("the kubelet's version v1.37.0", "the kubelet's /configz at x: featureGates", False),  # the gate was set
+        ("the kubelet's flags (kubeadm): featureGates", "default", False),  # a file says so: the gate is gone
+    ],
+)
+def test_another_release_is_refused_unless_nothing_answered_once(was: str, now: str, stays: bool) -> None:
+    one, other = (
+        RunConfig(policy=p, origins={"policy": o}, given={"fixed": {}})
+        for p, o in (("kubelet-1.37", was), ("kubelet-1.36", now))
+    )
+    assert _with_release(one, other).policy == ("kubelet-1.37" if stays else "kubelet-1.36")
 
 
 def test_the_gate_of_files_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from monitor.settings.read import read
 from monitor.side.cluster.record import TaintRecord, TaintRecords, remove_left
 from monitor.side.export.log import Log
 from tests import others
-from tests.commands import called
 from tests.daemon.config_files import KUBELET, kubeconfig, write
 from tests.kube.fake_apiserver import FakeApiServer
 
@@ -61,8 +60,6 @@ def test_a_plugin_runs_once_for_the_release(tmp_path: Path, monkeypatch: pytest.
     with closing(FakeApiServer()) as api:
         made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker := tmp_path / "ran")), api.url)
         file = write(tmp_path, "k.yaml", KUBELET)
-        called("config", "check", "--kubeconfig", str(made), "--node-name", "n", "--kubelet-config", file)
-        assert not marker.exists()
         monkeypatch.setattr("monitor.pods.installations.find_kubelet", lambda: NodeKubelet("kubeadm"))
         read({"kubeconfig": str(made), "node-name": "n"}, None, file, ask_kubelet=True)
     assert marker.read_text().count("\n") == 1

@@ -193,6 +193,14 @@ def test_whose_file_it_is_says_how_a_line_is_split() -> None:
         assert installations.variable_words(f"V={value}") == ["--a=x, y", "--b"]
 
 
+def test_a_variable_goes_on_after_a_backslash(tmp_path: Path) -> None:
+    (tmp_path / "kubelet").write_text(
+        "A= \"--v=2 \\\n  --eviction-hard='memory.available<1Gi, pid.available<5%' \\\n --x=1\"\n"
+    )
+    found = installations._arguments(tmp_path / "kubelet", installations.variable_words)
+    assert (found["eviction-hard"], found["x"]) == ("memory.available<1Gi, pid.available<5%", "1")
+
+
 @pytest.mark.parametrize(
     ("config", "flags", "url"),
     [
