@@ -33,7 +33,7 @@ PACE_NS, NEAR_NS = 1_000_000_000, 250_000_000
 #: ... and of a subject without pressure files.
 UNKNOWN_PACE_NS = 5_000_000_000
 #: ... unless it is new: it has them when its first process has joined, and its growth counts from then on.
-NEW_NS = 10_000_000_000
+NEW_NS = 2_000_000_000
 #: ... and of the memory of all pods, to measure growth: 110 pods cost 5 ms.
 GROWTH_PACE_NS = 5_000_000_000
 #: While the whole machine waited no longer than this, no pod did: microseconds. (The kernel weighs CPUs by their work,
