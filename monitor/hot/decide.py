@@ -401,7 +401,8 @@ class Decider:
         and if it does not, the helper asks again.
         """
         entry = self._registry.by_uid.get(message.pod)
-        busy = self._evictor.current is not None or self._pending.active or self._trigger.is_pulled or self.pressed
+        busy = self._evictor.current is not None or self._pending.active or self._trigger.is_pulled
+        busy = busy or self.pressed or self.holds.is_in_the_way
         if entry is not None and self.may_act and not (busy or entry.critical or entry.evicted):
             self._evict_for(entry, message.message)
 

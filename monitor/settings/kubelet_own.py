@@ -18,14 +18,7 @@ from monitor.pods.installations import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, TEXT_MAPS, Given, Source
 from monitor.policy.releases import CURRENT, KUBELET_1_36
 from monitor.policy.translate import BOOLEANS, FIELDS
-from monitor.settings.options import (
-    FEATURE_GATES,
-    KUBELET_KEYS,
-    KUBELETS_CONFIGZ,
-    KUBELETS_FLAGS,
-    KUBELETS_VERSION,
-    SETTINGS,
-)
+from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_CONFIGZ, KUBELETS_VERSION, SETTINGS
 
 _shown = partial(json.dumps, sort_keys=True, default=str)
 #: Seconds that the kubelet may take to answer.
@@ -55,7 +48,7 @@ def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda 
     files = [(kubelet.config_path, kubelet.config)] if kubelet.config_path else []
     sources = [Source(f"the kubelet's {path}", _known(content)) for path, content in (*files, *kubelet.drop_ins)]
     if flags := _flags(kubelet):
-        sources.append(Source(f"{KUBELETS_FLAGS} ({kubelet.installation})", _replacing(flags, sources)))
+        sources.append(Source(f"the kubelet's flags ({kubelet.installation})", _replacing(flags, sources)))
     if sources and not files:
         # The first is the file, whose defaults count: a drop-in or flag alone is laid over an empty one.
         sources.insert(0, Source(f"the kubelet ({kubelet.installation}, without a file)", {}))

@@ -372,8 +372,4 @@ KUBELET_KEYS = (*(option.kubelet_key for option in SETTINGS if option.kubelet_ke
 #: What its release is known by: another key of its file, or its version.
 FEATURE_GATES = "featureGates"
 #: With what the origin of a value begins that the kubelet, or the API server for it, was asked for.
-KUBELETS_VERSION, KUBELETS_CONFIGZ, KUBELETS_FLAGS = (
-    "the kubelet's version",
-    "the kubelet's /configz",
-    "the kubelet's flags",
-)
+KUBELETS_VERSION, KUBELETS_CONFIGZ = "the kubelet's version", "the kubelet's /configz"

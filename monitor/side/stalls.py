@@ -244,6 +244,8 @@ class Stalls:
         cause = one.cause
         if cause is None or cause.why != stall.GREW or cause.uid == one.uid or not one.rule.evict:
             return
+        if one.reported is not None and self._kept(cause.uid) * 2 < one.cause_kept:
+            return  # it has freed that memory since, or is another process by now
         if now_ns - self._asked_ns >= EVICT_PACE_NS:
             self._asked_ns, one.asked = now_ns, True
             waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
