@@ -90,6 +90,12 @@ def waited(before: Load, now: Load) -> float:
     return 0.0 if took_us <= 0 else (now.memory_us - before.memory_us + now.io_us - before.io_us) / took_us
 
 
+def is_calm(rule: Rule, before: Load, now: Load) -> bool:
+    """Whether the share between two samples is known to be no more than half of its line."""
+    known = before.refaults is not None and now.refaults is not None
+    return (share(before, now) if known else waited(before, now)) <= rule.share / 2
+
+
 def _refault_share(before: Load, now: Load) -> float:
     """Which part of the pages that reclaim took was needed again: 1 where it took none and there are refaults."""
     if None in (before.refaults, before.reclaimed) or now.refaults is None or now.reclaimed is None:
@@ -98,6 +104,17 @@ def _refault_share(before: Load, now: Load) -> float:
     if reclaimed > 0:
         return min(1.0, max(0, refaults) / reclaimed)
     return 1.0 if refaults > _FEW_REFAULTS else 0.0
+
+
+def goes_round(loads: Sequence[Load]) -> bool:
+    """Whether reclaim takes pages while the pod reads others again: at least half as many. One that reads back what it
+    had lost, after an eviction for example, waits as long, but it needs no memory of another pod any more.
+    """
+    known = [one for one in loads if one.refaults is not None and one.reclaimed is not None]
+    if len(known) < 2:
+        return False
+    refaults, reclaimed = ((known[-1][at] or 0) - (known[0][at] or 0) for at in (3, 4))
+    return reclaimed > 0 and reclaimed * 2 >= refaults
 
 
 def latest(loads: Sequence[Load]) -> float | None:

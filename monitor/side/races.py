@@ -109,6 +109,8 @@ class Races:
         if self.recorder is not None:
             self.recorder.handle(message)
         self._received += isinstance(message, RaceMessage)
+        if isinstance(message, Decision):
+            self.stalls.decided(message)
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
@@ -144,6 +146,7 @@ class Races:
 
     def _on_eviction(self, about: OtherEviction) -> None:
         if isinstance(about, Decision):  # accepted by the API server: its time stands for the kubelet's SIGTERM
+            self.stalls.decided(about)
             self.event_builder.handle(about)
         elif isinstance(about, tuple):
             self.event_builder.on_kubelet_eviction(*about)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import SideMessage
+from monitor.link.messages import Decision, SideMessage
 from monitor.link.rare_messages import StallCause
 from monitor.policy import stall
 from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall, parse_rule
@@ -41,6 +41,8 @@ GROWTH_PACE_NS = 5_000_000_000
 _CALM_US = 1000
 #: Between two evictions: the first one changes what stalls. As long as a kubelet waits for an evicted pod to end.
 EVICT_PACE_NS = 30_000_000_000
+#: Pods that outrace evicted last: one of them may be the cause of a stall that ends.
+_EVICTED = 64
 #: A pod is at its limit if less than this, or a 64th of the limit, is left.
 _NEAR_LIMIT = 1 << 20
 
@@ -67,11 +69,13 @@ class _Subject:
     loads: deque[Load] = field(default_factory=deque)
     swap_ins: deque[int] = field(default_factory=lambda: deque(maxlen=2))
     stall: Stall | None = None
+    again: Stall | None = None  # the same, without the time before a pod was last evicted
+    calm_ns: int = 0  # when it was last known to be far from its line
     cause: Cause | None = None
+    cause_id: int = 0  # inode of the cause's cgroup when it was found; 0: it may not be evicted
+    cause_kept: int = 0  # bytes of the cause that reclaim cannot take: the most when it was found, and reported
     lacks: int = 0  # bytes, when the cause was found
     reported: Stalled | None = None
-    cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
-    asked: bool = False  # hot was asked to evict the cause
     due_ns: int = 0
     new_until_ns: int = 0
     whole_us: int | None = None  # for which the machine had waited when its files were read last
@@ -98,13 +102,20 @@ class Stalls:
         self._whole_us: int | None = None
         self._v2 = pressure.unified(self.node.hierarchy)
         self._subjects: dict[str, _Subject] = {}
-        self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque(maxlen=stall.GROWTH_NS // GROWTH_PACE_NS + 2)
+        self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque()
         self._grown_due_ns = 0
-        self._asked_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause
+        self._acted_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause, or evicted a pod for any reason
+        self._evicted: deque[str] = deque(maxlen=_EVICTED)  # uids
         self._problem = ""  # logged last
         self._log_budget = LogBudget(self.log)  # of this thread: a pod can cause any number of lines
         #: Growth of each pod and outside of them, and the eviction order; when they were read.
         self._growths: tuple[int, Mapping[str, int], int, Sequence[str]] = (-PACE_NS, {}, 0, ())
+
+    def decided(self, message: Decision) -> None:
+        """A pod is evicted, for whatever reason, if outrace does not only observe. From any thread."""
+        if not message.observed:
+            self._evicted.append(message.pod)
+            self._acted_ns = max(self._acted_ns, message.decided_ns)
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
@@ -136,6 +147,8 @@ class Stalls:
         if known and now_ns >= self._grown_due_ns and self.node.synced:  # what a late list of pods adds is no growth
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
             self._grown.append((now_ns, self._sizes()))
+            while len(self._grown) > 1 and self._grown[1][0] <= now_ns - stall.GROWTH_NS:
+                self._grown.popleft()
         whole = self.machine()
         self._whole_us = None if whole is None else sum(whole)
         for subject in self._subjects.values():
@@ -186,25 +199,34 @@ class Stalls:
             if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
                 self._over(one, now_ns, stall.CALM)
             return
-        now = Load(now_ns, *waited)
+        self._sample(one, Load(now_ns, *waited))
+        goes_on = stall.advance(one.rule, one.stall, one.loads)
+        if goes_on is not None:
+            one.stall = goes_on
+            self._follow(one, goes_on, now_ns)
+        elif one.stall is not None:
+            cause = one.reported.cause if one.reported is not None else None
+            freed = cause is not None and self._kept(cause) * 2 < one.cause_kept
+            ended = stall.EVICTED if cause in self._evicted else stall.FREED
+            self._over(one, now_ns, ended if freed else stall.CALM)
+
+    def _sample(self, one: _Subject, now: Load) -> None:
+        """Add a sample, with pages where they matter; the next is due earlier where a stall is near."""
         if one.loads and (one.stall is not None or stall.waited(one.loads[-1], now) > one.rule.share / 4):
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
                 now = now._replace(refaults=pages[0], reclaimed=pages[1])
                 one.swap_ins.append(pages[2])
         one.loads.append(now)
-        while len(one.loads) > 2 and one.loads[1].ts_ns <= now_ns - stall.WINDOW_NS:
+        while len(one.loads) > 2 and one.loads[1].ts_ns <= now.ts_ns - stall.WINDOW_NS:
             one.loads.popleft()
-        if len(one.loads) > 1 and stall.waited(one.loads[-2], now) > one.rule.share / 2:
-            one.due_ns = now_ns + NEAR_NS
-        goes_on = stall.advance(one.rule, one.stall, one.loads)
-        if goes_on is not None:
-            one.stall = goes_on
-            self._follow(one, goes_on, now_ns)
-        elif one.stall is not None:
-            freed = one.reported is not None and self._kept(one.reported.cause or "") * 2 < one.cause_kept
-            ended = stall.EVICTED if one.asked and self.node.config.enforce else stall.FREED
-            self._over(one, now_ns, ended if freed else stall.CALM)
+        if len(one.loads) > 1:
+            before = one.loads[-2]
+            if stall.waited(before, now) > one.rule.share / 2:
+                one.due_ns = now.ts_ns + NEAR_NS
+            one.calm_ns = now.ts_ns if stall.is_calm(one.rule, before, now) else one.calm_ns
+        is_late = one.again is not None and one.again.since_ns < self._acted_ns
+        one.again = stall.advance(one.rule, None if is_late else one.again, one.loads)
 
     def _waited(self, one: _Subject) -> pressure.Waited | None:
         """From its files, or as they were read last if nothing has waited since."""
@@ -229,34 +251,49 @@ class Stalls:
         fields |= {"lacks": one.lacks, "grew": cause.grew}
         if before is None or before.why != cause.why:
             self._log_budget("info", "a pod waits for memory that it had", **fields)
-        if now.counts:
-            self._evict(one, now, now_ns)
+        if one.again is not None and one.again.counts and one.rule.evict:
+            self._evict(one, cause, one.again, now_ns)
         if not now.counts or (one.reported is not None and one.reported.why == cause.why):
             return
         if one.reported is None:
             self.counted += 1
             self._log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
-        one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
+        one.reported, one.cause_kept = self._event(one, now, cause), max(one.cause_kept, self._kept(cause.uid))
         self.report(one.reported)
 
-    def _evict(self, one: _Subject, now: Stall, now_ns: int) -> None:
-        """Ask hot to evict the pod that grew, if the rule says so; no other before that can have helped."""
-        cause = one.cause
-        if cause is None or cause.why != stall.GREW or cause.uid == one.uid or not one.rule.evict:
+    def _evict(self, one: _Subject, cause: Cause, now: Stall, now_ns: int) -> None:
+        """Ask hot to evict the pod that grew; no other before that can have helped. A guess evicts no pod, nor does a
+        stall that may be over.
+        """
+        if not one.cause_id or now_ns - self._acted_ns < EVICT_PACE_NS:
             return
-        if one.reported is not None and self._kept(cause.uid) * 2 < one.cause_kept:
-            return  # it has freed that memory since, or is another process by now
-        if now_ns - self._asked_ns >= EVICT_PACE_NS:
-            self._asked_ns, one.asked = now_ns, True
+        if now.above_ns != one.loads[-1].ts_ns or not stall.goes_round(one.loads):
+            return
+        if self._inode(cause.uid) != one.cause_id or self._kept(cause.uid) * 2 < one.cause_kept:
+            return  # it has freed that memory since, or is another pod by now
+        if cause.uid in self.order():
             waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
             text = f"{waits}; {self._name(cause.uid)} grew by {size(cause.grew)}."
-            self.send(StallCause(cause.uid, text))
+            if self.send(StallCause(cause.uid, one.cause_id, text)):
+                self._acted_ns = now_ns
 
     def _find_cause(self, one: _Subject, now_ns: int) -> None:
         lacks = self._lacks(one)
         if now_ns - self._growths[0] >= PACE_NS:  # 110 pods: 10 ms
             self._growths = (now_ns, *self._growth(), self._in_order())
         one.cause, one.lacks = stall.cause(lacks, *self._growths[1:]), lacks.size
+        one.cause_id = self._inode(one.cause.uid) if self._is_sure(one, one.cause, lacks) else 0
+        one.cause_kept = self._kept(one.cause.uid)
+
+    def _is_sure(self, one: _Subject, cause: Cause, lacks: Lacks) -> bool:
+        """Whether enough is known to evict the cause."""
+        if cause.why != stall.GREW or cause.uid == one.uid:
+            return False
+        if not self._grown or one.calm_ns < self._grown[0][0]:
+            return False  # it stalled before that, so what it has lost is not known: the helper may be new
+        # What a pod that was seen late had before would be growth; then so much less is outside of all pods.
+        outside = self._growths[2]
+        return outside * 2 > -cause.grew and cause.grew * 3 >= max(lacks.lost, lacks.refaulted)
 
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         return Stalled(
@@ -278,7 +315,7 @@ class Stalls:
     def _over(self, one: _Subject, now_ns: int, why: str) -> None:
         """A stall is over, or its pod is gone."""
         ended, reported = one.stall, one.reported
-        one.stall, one.cause, one.reported, one.asked = None, None, None, False
+        one.stall, one.cause, one.reported = None, None, None
         if ended is not None and reported is not None:
             self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
             self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
@@ -303,6 +340,14 @@ class Stalls:
         found = self.node.pods.get(uid)
         size = None if found is None else self._size(found.cgroup)
         return 0 if size is None else size[0]
+
+    def _inode(self, uid: str) -> int:
+        """Of a pod's cgroup; 0 without one."""
+        found = self.node.pods.get(uid)
+        try:
+            return 0 if found is None else found.cgroup.stat().st_ino
+        except OSError:
+            return 0
 
     def _growth(self) -> tuple[dict[str, int], int]:
         """By how much each pod grew since the first sample, in bytes that reclaim cannot take; and all outside pods."""
