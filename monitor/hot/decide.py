@@ -403,9 +403,8 @@ class Decider:
         entry = self._registry.by_uid.get(message.pod)
         busy = self._evictor.current is not None or self._pending.active or self._trigger.is_pulled
         busy = busy or self.pressed or self.holds.is_in_the_way
-        if entry is None or entry.cgroup_id != message.cgroup_id or not entry.counted:
-            return  # it has been made anew since
-        if self.may_act and not (busy or entry.critical or entry.evicted):
+        able = entry is not None and entry.counted and not (entry.critical or entry.evicted)
+        if entry is not None and able and self.may_act and not busy:
             self._evict_for(entry, message.message)
 
     def follow(self, now_ns: int, side: int) -> bool:

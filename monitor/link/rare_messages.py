@@ -171,7 +171,6 @@ class StallCause(NamedTuple):
     """Evict the pod that makes another one wait for memory (a rule of ``stall`` with ``evict``)."""
 
     pod: str  # uid
-    cgroup_id: int  # of its cgroup when it was found to be the cause
     message: str  # of its decision
 
 

@@ -37,7 +37,7 @@ _RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+)
 
 class Load(NamedTuple):
     """Counters of a cgroup at a moment, which only grow. ``memory_us``, ``io_us``: time in which at least one task
-    waited (PSI, ``some``). ``refaults``, ``reclaimed``: pages; None: not read.
+    waited (PSI, ``some``). ``refaults``, ``reclaimed``, and what it has, ``size``: pages; None: not read.
     """
 
     ts_ns: int
@@ -45,6 +45,7 @@ class Load(NamedTuple):
     io_us: int
     refaults: int | None = None
     reclaimed: int | None = None
+    size: int | None = None
 
 
 class Rule(NamedTuple):
@@ -90,12 +91,6 @@ def waited(before: Load, now: Load) -> float:
     return 0.0 if took_us <= 0 else (now.memory_us - before.memory_us + now.io_us - before.io_us) / took_us
 
 
-def is_calm(rule: Rule, before: Load, now: Load) -> bool:
-    """Whether the share between two samples is known to be no more than half of its line."""
-    known = before.refaults is not None and now.refaults is not None
-    return (share(before, now) if known else waited(before, now)) <= rule.share / 2
-
-
 def _refault_share(before: Load, now: Load) -> float:
     """Which part of the pages that reclaim took was needed again: 1 where it took none and there are refaults."""
     if None in (before.refaults, before.reclaimed) or now.refaults is None or now.reclaimed is None:
@@ -107,14 +102,14 @@ def _refault_share(before: Load, now: Load) -> float:
 
 
 def goes_round(loads: Sequence[Load]) -> bool:
-    """Whether reclaim takes pages while the pod reads others again: at least half as many. One that reads back what it
-    had lost, after an eviction for example, waits as long, but it needs no memory of another pod any more.
+    """Whether a pod reads pages again and does not get larger, because others are taken from it. One that grows by half
+    of what it reads only reads back what it had lost, after an eviction for example.
     """
-    known = [one for one in loads if one.refaults is not None and one.reclaimed is not None]
+    known = [(one.refaults, one.size) for one in loads if one.refaults is not None and one.size is not None]
     if len(known) < 2:
         return False
-    refaults, reclaimed = ((known[-1][at] or 0) - (known[0][at] or 0) for at in (3, 4))
-    return reclaimed > 0 and reclaimed * 2 >= refaults
+    (refaults, size), (refaults_now, size_now) = known[0], known[-1]
+    return refaults_now - refaults > max(_FEW_REFAULTS, 2 * (size_now - size))
 
 
 def latest(loads: Sequence[Load]) -> float | None:

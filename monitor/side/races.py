@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, Bad, Decision, Message, RaceMessage, SideMessage, State, Stored
+from monitor.link.messages import NAMES, Bad, Decision, Evicted, Message, RaceMessage, SideMessage, State, Stored
 from monitor.link.rare_messages import Record
-from monitor.race.events import Crossing, Event
+from monitor.race.events import Crossing, Event, Gone
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
@@ -109,8 +109,8 @@ class Races:
         if self.recorder is not None:
             self.recorder.handle(message)
         self._received += isinstance(message, RaceMessage)
-        if isinstance(message, Decision):
-            self.stalls.decided(message)
+        if isinstance(message, Evicted) or (isinstance(message, Decision) and not message.observed):
+            self.stalls.acted(message.pod, time.monotonic_ns())
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
@@ -145,10 +145,12 @@ class Races:
             self._update_alerts()
 
     def _on_eviction(self, about: OtherEviction) -> None:
+        if isinstance(about, Decision | Gone):
+            self.stalls.acted(about.pod, time.monotonic_ns())
         if isinstance(about, Decision):  # accepted by the API server: its time stands for the kubelet's SIGTERM
-            self.stalls.decided(about)
             self.event_builder.handle(about)
         elif isinstance(about, tuple):
+            self.stalls.acted(about[0], time.monotonic_ns())
             self.event_builder.on_kubelet_eviction(*about)
         else:
             self.event_builder.feed(about)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import Decision, SideMessage
+from monitor.link.messages import SideMessage
 from monitor.link.rare_messages import StallCause
 from monitor.policy import stall
 from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall, parse_rule
@@ -56,6 +56,16 @@ class Shown(NamedTuple):
     why: str = ""
 
 
+class Size(NamedTuple):
+    """Bytes of a pod: those that reclaim cannot take, and of its page cache."""
+
+    kept: int
+    cache: int
+
+
+NOTHING = Size(0, 0)
+
+
 @dataclass(slots=True)
 class _Subject:
     """A pod, or all of them, or the machine. ``uid``: "" for the last two."""
@@ -70,15 +80,20 @@ class _Subject:
     swap_ins: deque[int] = field(default_factory=lambda: deque(maxlen=2))
     stall: Stall | None = None
     again: Stall | None = None  # the same, without the time before a pod was last evicted
-    calm_ns: int = 0  # when it was last known to be far from its line
+    before: Mapping[str, Size] = field(default_factory=dict)  # what each pod had before the stall, by uid
+    had: Size = NOTHING  # the most that this one had
     cause: Cause | None = None
-    cause_id: int = 0  # inode of the cause's cgroup when it was found; 0: it may not be evicted
-    cause_kept: int = 0  # bytes of the cause that reclaim cannot take: the most when it was found, and reported
     lacks: int = 0  # bytes, when the cause was found
     reported: Stalled | None = None
+    cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
     due_ns: int = 0
     new_until_ns: int = 0
     whole_us: int | None = None  # for which the machine had waited when its files were read last
+
+    @property
+    def key(self) -> str:
+        """Of its size."""
+        return self.uid or self.name
 
 
 @dataclass(eq=False)
@@ -102,20 +117,21 @@ class Stalls:
         self._whole_us: int | None = None
         self._v2 = pressure.unified(self.node.hierarchy)
         self._subjects: dict[str, _Subject] = {}
-        self._grown: deque[tuple[int, dict[str, tuple[int, int]]]] = deque()
+        self._grown: deque[tuple[int, dict[str, Size]]] = deque()
         self._grown_due_ns = 0
-        self._acted_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause, or evicted a pod for any reason
-        self._evicted: deque[str] = deque(maxlen=_EVICTED)  # uids
+        self._first: dict[str, int] = {}  # uid -> bytes that reclaim could not take when the pod was seen first
+        self._asked_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause
+        self._acted_ns = -EVICT_PACE_NS  # when a pod was evicted, or had ended, for any reason
+        self._evicted: deque[tuple[int, str]] = deque(maxlen=_EVICTED)  # when, and the uid
         self._problem = ""  # logged last
         self._log_budget = LogBudget(self.log)  # of this thread: a pod can cause any number of lines
-        #: Growth of each pod and outside of them, and the eviction order; when they were read.
-        self._growths: tuple[int, Mapping[str, int], int, Sequence[str]] = (-PACE_NS, {}, 0, ())
+        #: When they were read: the sizes of all pods, and the uids that may be evicted, in order.
+        self._now: tuple[int, Mapping[str, Size], Sequence[str]] = (-PACE_NS, {}, ())
 
-    def decided(self, message: Decision) -> None:
-        """A pod is evicted, for whatever reason, if outrace does not only observe. From any thread."""
-        if not message.observed:
-            self._evicted.append(message.pod)
-            self._acted_ns = max(self._acted_ns, message.decided_ns)
+    def acted(self, uid: str, now_ns: int) -> None:
+        """A pod is evicted, for whatever reason, or has ended then. From one other thread."""
+        self._acted_ns = now_ns
+        self._evicted.append((now_ns, uid))
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
@@ -147,7 +163,7 @@ class Stalls:
         if known and now_ns >= self._grown_due_ns and self.node.synced:  # what a late list of pods adds is no growth
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
             self._grown.append((now_ns, self._sizes()))
-            while len(self._grown) > 1 and self._grown[1][0] <= now_ns - stall.GROWTH_NS:
+            while self._grown[0][0] < now_ns - stall.GROWTH_NS - GROWTH_PACE_NS:
                 self._grown.popleft()
         whole = self.machine()
         self._whole_us = None if whole is None else sum(whole)
@@ -165,6 +181,10 @@ class Stalls:
     def _match(self, now_ns: int) -> None:
         """Follow the pods that there are."""
         pods = self.node.pods
+        self._first = {uid: kept for uid, kept in self._first.items() if uid in pods}
+        for uid, found in pods.items():
+            if uid not in self._first and (has := self._size(found.cgroup)) is not None:
+                self._first[uid] = has.kept
         gone = [
             uid
             for uid, one in self._subjects.items()
@@ -196,37 +216,41 @@ class Stalls:
             one.files = None
             one.loads.clear()
             one.swap_ins.clear()
+            one.again = None
             if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
                 self._over(one, now_ns, stall.CALM)
             return
         self._sample(one, Load(now_ns, *waited))
         goes_on = stall.advance(one.rule, one.stall, one.loads)
         if goes_on is not None:
+            if one.stall is None:
+                one.before = self._grown[0][1] if self._grown else {}
+                sizes = [has[one.key] for _, has in self._grown if one.key in has]
+                one.had = Size(*map(max, zip(*sizes, strict=True))) if sizes else NOTHING
             one.stall = goes_on
             self._follow(one, goes_on, now_ns)
         elif one.stall is not None:
-            cause = one.reported.cause if one.reported is not None else None
-            freed = cause is not None and self._kept(cause) * 2 < one.cause_kept
-            ended = stall.EVICTED if cause in self._evicted else stall.FREED
-            self._over(one, now_ns, ended if freed else stall.CALM)
+            self._over(one, now_ns, self._end_of(one, one.stall))
 
     def _sample(self, one: _Subject, now: Load) -> None:
         """Add a sample, with pages where they matter; the next is due earlier where a stall is near."""
         if one.loads and (one.stall is not None or stall.waited(one.loads[-1], now) > one.rule.share / 4):
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
-                now = now._replace(refaults=pages[0], reclaimed=pages[1])
+                size = self._size(one.cgroup)
+                now = now._replace(
+                    refaults=pages[0], reclaimed=pages[1], size=None if size is None else sum(size) // PAGE
+                )
                 one.swap_ins.append(pages[2])
         one.loads.append(now)
         while len(one.loads) > 2 and one.loads[1].ts_ns <= now.ts_ns - stall.WINDOW_NS:
             one.loads.popleft()
-        if len(one.loads) > 1:
-            before = one.loads[-2]
-            if stall.waited(before, now) > one.rule.share / 2:
-                one.due_ns = now.ts_ns + NEAR_NS
-            one.calm_ns = now.ts_ns if stall.is_calm(one.rule, before, now) else one.calm_ns
-        is_late = one.again is not None and one.again.since_ns < self._acted_ns
-        one.again = stall.advance(one.rule, None if is_late else one.again, one.loads)
+        if len(one.loads) > 1 and stall.waited(one.loads[-2], now) > one.rule.share / 2:
+            one.due_ns = now.ts_ns + NEAR_NS
+        again = one.again
+        if again is not None and again.since_ns < max(self._acted_ns, now.ts_ns - 2 * one.rule.grace_ns):
+            again = None
+        one.again = stall.advance(one.rule, again, one.loads)
 
     def _waited(self, one: _Subject) -> pressure.Waited | None:
         """From its files, or as they were read last if nothing has waited since."""
@@ -236,6 +260,14 @@ class Stalls:
         one.whole_us = whole
         return pressure.waited(one.files)
 
+    def _end_of(self, one: _Subject, was: Stall) -> str:
+        """Why a stall is over."""
+        told = one.reported
+        if told is None or not told.cause or self._kept(told.cause) >= one.cause_kept - told.grew // 2:
+            return stall.CALM
+        evicted = any(uid == told.cause and when_ns >= was.since_ns for when_ns, uid in self._evicted)
+        return stall.EVICTED if evicted else stall.FREED
+
     def _follow(self, one: _Subject, now: Stall, now_ns: int) -> None:
         """Name the cause of a stall as soon as it is one for two samples; report it when its grace is over. A cause
         that is known stays: its growth leaves the window while the stall goes on.
@@ -244,56 +276,60 @@ class Stalls:
             return
         before = one.cause
         if before is None or (before.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS):
-            self._find_cause(one, now_ns)
+            lacks, one.cause = self._find_cause(one, now_ns)
+            one.lacks = lacks.size
+        if self._may_evict(one, now_ns):
+            self._evict(one, now, now_ns)
         cause = one.cause
         assert cause is not None
         fields = {"pod": one.name, "share": round(now.most, 2), "cause": self._name(cause.uid), "why": cause.why}
         fields |= {"lacks": one.lacks, "grew": cause.grew}
-        if before is None or before.why != cause.why:
+        if before is None or before[:2] != cause[:2]:
             self._log_budget("info", "a pod waits for memory that it had", **fields)
-        if one.again is not None and one.again.counts and one.rule.evict:
-            self._evict(one, cause, one.again, now_ns)
-        if not now.counts or (one.reported is not None and one.reported.why == cause.why):
+        told = one.reported
+        if not now.counts or (told is not None and (told.cause or "", told.why) == cause[:2]):
             return
-        if one.reported is None:
+        if told is None:
             self.counted += 1
             self._log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
-        one.reported, one.cause_kept = self._event(one, now, cause), max(one.cause_kept, self._kept(cause.uid))
+        one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
         self.report(one.reported)
 
-    def _evict(self, one: _Subject, cause: Cause, now: Stall, now_ns: int) -> None:
-        """Ask hot to evict the pod that grew; no other before that can have helped. A guess evicts no pod, nor does a
-        stall that may be over.
-        """
-        if not one.cause_id or now_ns - self._acted_ns < EVICT_PACE_NS:
-            return
-        if now.above_ns != one.loads[-1].ts_ns or not stall.goes_round(one.loads):
-            return
-        if self._inode(cause.uid) != one.cause_id or self._kept(cause.uid) * 2 < one.cause_kept:
-            return  # it has freed that memory since, or is another pod by now
-        if cause.uid in self.order():
-            waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
-            text = f"{waits}; {self._name(cause.uid)} grew by {size(cause.grew)}."
-            if self.send(StallCause(cause.uid, one.cause_id, text)):
-                self._acted_ns = now_ns
-
-    def _find_cause(self, one: _Subject, now_ns: int) -> None:
-        lacks = self._lacks(one)
-        if now_ns - self._growths[0] >= PACE_NS:  # 110 pods: 10 ms
-            self._growths = (now_ns, *self._growth(), self._in_order())
-        one.cause, one.lacks = stall.cause(lacks, *self._growths[1:]), lacks.size
-        one.cause_id = self._inode(one.cause.uid) if self._is_sure(one, one.cause, lacks) else 0
-        one.cause_kept = self._kept(one.cause.uid)
-
-    def _is_sure(self, one: _Subject, cause: Cause, lacks: Lacks) -> bool:
-        """Whether enough is known to evict the cause."""
-        if cause.why != stall.GREW or cause.uid == one.uid:
+    def _may_evict(self, one: _Subject, now_ns: int) -> bool:
+        """Whether it stalls now, and has for a grace since anything last changed."""
+        again = one.again
+        if again is None or not again.counts or not one.rule.evict:
             return False
-        if not self._grown or one.calm_ns < self._grown[0][0]:
-            return False  # it stalled before that, so what it has lost is not known: the helper may be new
-        # What a pod that was seen late had before would be growth; then so much less is outside of all pods.
-        outside = self._growths[2]
-        return outside * 2 > -cause.grew and cause.grew * 3 >= max(lacks.lost, lacks.refaulted)
+        if now_ns - max(self._asked_ns, self._acted_ns) < EVICT_PACE_NS:
+            return False
+        mean = again.waited_ns / (now_ns - again.since_ns)
+        return again.above_ns == now_ns and mean > one.rule.share and stall.goes_round(one.loads)
+
+    def _evict(self, one: _Subject, now: Stall, now_ns: int) -> None:
+        """Ask hot to evict the pod that is the cause by what it has now. A guess evicts no pod."""
+        lacks, cause = self._find_cause(one, now_ns)
+        if cause.why != stall.GREW or cause.uid == one.uid or cause.uid not in self._now[2]:
+            return
+        # A pod that was listed late may have had all of it before the stall: only what it took since then is sure.
+        had = one.before[cause.uid].kept if cause.uid in one.before else self._first.get(cause.uid)
+        grew = 0 if had is None else self._kept(cause.uid) - had
+        if lacks.lost < max(stall.LEAST_GREW, sum(one.had) // 16) or grew < max(stall.LEAST_GREW, lacks.lost // 3):
+            return
+        one.cause, one.lacks = cause, lacks.size
+        waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
+        text = f"{waits}; {self._name(cause.uid)} grew by {size(cause.grew)}."
+        if self.send(StallCause(cause.uid, text)):
+            self._asked_ns = now_ns
+
+    def _find_cause(self, one: _Subject, now_ns: int) -> tuple[Lacks, Cause]:
+        """By what each pod has now and had before the stall."""
+        if now_ns - self._now[0] >= PACE_NS:  # 110 pods: 10 ms
+            self._now = now_ns, self._sizes(), list(self.order())
+        _, sizes, order = self._now
+        one.before = one.before or (self._grown[0][1] if self._grown else {})
+        lacks = self._lacks(one)
+        others = [uid for uid in self.node.pods if uid not in order]
+        return lacks, stall.cause(lacks, *_growth(one.before, sizes), [*order, *others])
 
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         return Stalled(
@@ -315,58 +351,40 @@ class Stalls:
     def _over(self, one: _Subject, now_ns: int, why: str) -> None:
         """A stall is over, or its pod is gone."""
         ended, reported = one.stall, one.reported
-        one.stall, one.cause, one.reported = None, None, None
+        one.stall, one.again, one.cause, one.reported = None, None, None, None
         if ended is not None and reported is not None:
             self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
             self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
 
     # figures of the cause
 
-    def _sizes(self) -> dict[str, tuple[int, int]]:
-        """Uid -> bytes that reclaim cannot take, and all bytes; also of `MACHINE` and `KUBEPODS`."""
+    def _sizes(self) -> dict[str, Size]:
+        """By uid; also of `MACHINE` and `KUBEPODS`."""
         places = {MACHINE: self.node.node_path, **{uid: one.cgroup for uid, one in self.node.pods.items()}}
         if self.node.kubepods is not None:
             places[KUBEPODS] = self.node.kubepods
         return {uid: found for uid, path in places.items() if (found := self._size(path)) is not None}
 
-    def _size(self, cgroup: Path) -> tuple[int, int] | None:
+    def _size(self, cgroup: Path) -> Size | None:
         reading = self.figures.used(cgroup, counted=False)
         if reading is None:
             return None
-        return max(0, reading.usage - reading.inactive_file - reading.active_file), reading.usage
+        cache = min(reading.usage, reading.inactive_file + reading.active_file)
+        return Size(reading.usage - cache, cache)
 
     def _kept(self, uid: str) -> int:
         """Bytes of a pod that reclaim cannot take; 0 without such a pod."""
         found = self.node.pods.get(uid)
-        size = None if found is None else self._size(found.cgroup)
-        return 0 if size is None else size[0]
-
-    def _inode(self, uid: str) -> int:
-        """Of a pod's cgroup; 0 without one."""
-        found = self.node.pods.get(uid)
-        try:
-            return 0 if found is None else found.cgroup.stat().st_ino
-        except OSError:
-            return 0
-
-    def _growth(self) -> tuple[dict[str, int], int]:
-        """By how much each pod grew since the first sample, in bytes that reclaim cannot take; and all outside pods."""
-        then, now = self._grown[0][1] if self._grown else {}, self._sizes()
-        if not then:
-            return {}, 0
-        grew = {uid: has[0] - then.get(uid, (0, 0))[0] for uid, has in now.items()}
-        whole = grew.pop(MACHINE, 0)
-        grew.pop(KUBEPODS, None)
-        return grew, whole - sum(grew.values())
+        has = None if found is None else self._size(found.cgroup)
+        return 0 if has is None else has.kept
 
     def _lacks(self, one: _Subject) -> Lacks:
         first, last = one.loads[0], one.loads[-1]
         seen = first.refaults if first.refaults is not None else last.refaults
         refaulted = max(0, (last.refaults or 0) - (seen or 0)) * PAGE
-        most = max((sizes.get(one.uid or one.name, (0, 0))[1] for _, sizes in self._grown), default=0)
-        size = self._size(one.cgroup)
-        has = 0 if size is None else size[1]
-        return Lacks(one.uid, max(0, most - has), min(refaulted, has), self._limit(one))
+        has = self._size(one.cgroup) or one.had
+        lost = max(0, sum(one.had) - sum(has), one.had.cache - has.cache)  # a machine gets no smaller
+        return Lacks(one.uid, lost, min(refaulted, sum(has)), self._limit(one))
 
     def _limit(self, one: _Subject) -> str:
         """Whether it, or a container of it, is at its limit, or at its memory.high."""
@@ -380,11 +398,6 @@ class Stalls:
                     return what
         return ""
 
-    def _in_order(self) -> list[str]:
-        """Uids in eviction order, then those that are not evicted."""
-        order = list(self.order())
-        return order + [uid for uid in self.node.pods if uid not in order]
-
     def _name(self, uid: str) -> str:
         found = self.node.pods.get(uid)
         return "" if found is None else label(found.pod)
@@ -392,6 +405,17 @@ class Stalls:
     def _available(self) -> int | None:
         whole = self.figures.domains(counted=False).get(NODE)
         return None if whole is None else whole.available
+
+
+def _growth(before: Mapping[str, Size], now: Mapping[str, Size]) -> tuple[dict[str, int], int]:
+    """By how much each pod grew, in bytes that reclaim cannot take; and all outside pods."""
+    if not before:
+        return {}, 0
+    grew = {uid: has.kept - before.get(uid, NOTHING).kept for uid, has in now.items()}
+    whole = grew.pop(MACHINE, 0)
+    grew.pop(KUBEPODS, None)
+    gone = sum(had.kept for uid, had in before.items() if uid not in now)
+    return grew, whole - sum(grew.values()) + gone
 
 
 def _about(one: _Subject) -> tuple[int, str, str]:

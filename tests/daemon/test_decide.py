@@ -92,7 +92,7 @@ def test_pods_over_their_own_limits_go_first_and_one_by_one(make: Make) -> None:
     assert [(one.kind, one.pod, one.message) for one in world.sent[1:]] == [("limit", PODS[1], "too much in 1")]
 
 
-@pytest.mark.parametrize("why", ["", "critical", "pressed", "busy", "held", "uncounted", "made anew"])
+@pytest.mark.parametrize("why", ["", "critical", "pressed", "busy", "held", "uncounted"])
 def test_the_cause_of_a_stall_is_evicted_while_no_memory_is_about_to_come_back(make: Make, why: str) -> None:
     soft = {"eviction_soft": {"memory.available": "200Mi"}, "eviction_soft_grace_period": {"memory.available": "1m"}}
     world = make(enforce=True, **soft)
@@ -103,7 +103,7 @@ def test_the_cause_of_a_stall_is_evicted_while_no_memory_is_about_to_come_back(m
         world.press(49)
     world.press(151 if why == "pressed" else 300)
     before = len(world.sent)
-    world.decider.take_stall_cause(StallCause(PODS[1], entry.cgroup_id + (why == "made anew"), "b waits"))
+    world.decider.take_stall_cause(StallCause(PODS[1], "b waits"))
     found = [(one.kind, one.pod, one.message, one.given_s) for one in world.sent[before:]]
     assert found == ([] if why else [("limit", PODS[1], "b waits", 1)])
 

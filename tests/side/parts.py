@@ -29,7 +29,9 @@ class Parts:
         self.watch: Any = SimpleNamespace(source=source, stalled_s=lambda: 0.0)
         self.disks = DiskWatch(config, find_disks(), dict, lambda: None, Log())
         self.holds = Holds(self.node, self.log, self.send, config.holds)
-        self.figures = Figures(self.node, SharedStats.create(), self.send, table)
+        stats = SharedStats.create()
+        os.close(stats.fd)  # no process inherits it, and the mapping has its own
+        self.figures = Figures(self.node, stats, self.send, table)
         self.health = Health(self.node, self.figures, lambda: None, self.watch, self.disks)
         self.summary = Summary(self.node, self.figures, self.health, lambda: None)
 

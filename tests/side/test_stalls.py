@@ -13,7 +13,6 @@ from monitor.pods.model import FoundPod
 from monitor.race.events import Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.stalls import Stalls
-from tests.daemon.harness import DECISION
 from tests.limited import write
 from tests.log_lines import LogLines
 from tests.policy.builders import pod
@@ -27,21 +26,18 @@ class Node:
 
     def __init__(self, root: Path, *rules: str) -> None:
         self.root, self.now_ns = root, 100 * S
-        self.waits = {"reader": [0, 0, 0, 0], "hog": [0, 0, 0, 0], "": [0, 0, 0, 0]}
-        self.sizes = {
-            "reader": (10, 80),
-            "hog": (1, 0),
-            "": (9, 10),
-        }  # MiB that reclaim cannot take, and files; outside of them
+        self.waits: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in ("reader", "hog", "third", "")}
+        # MiB that reclaim cannot take, and files; of pods, and outside of them.
+        self.sizes = {"reader": (10, 80), "hog": (1, 0), "third": (1, 0), "": (9, 10)}
         self.limits = {"reader": "max", "hog": "max"}
         self.log = LogLines()
         config = RunConfig(node_cgroup=str(root), stall=rules or ("pod>50%,grace=10s",))
         parts = Parts(config, Hierarchy(2, root.parent), 512 * MIB, log=self.log)
         self.node, self.reported = parts.node, list[Stalled]()
         self.sent: list[Any] = []
-        self.takes, self.order = True, ["hog", "reader"]
-        self.taken = 1.0  # pages that reclaim takes for each one that is read again
-        self.node.pods = {name: self._pod(name) for name in ("reader", "hog")}
+        self.takes, self.order = True, ["hog", "third", "reader"]
+        self.refills = False  # a pod that reads pages again has them then
+        self.node.pods = {name: self._pod(name) for name in ("reader", "hog", "third")}
         self.node.synced = True
         self.write()
         about = self.log, self.reported.append, self._send, lambda: self.order, self._waited
@@ -80,10 +76,13 @@ class Node:
         for _ in range(4):
             self.now_ns += S // 4
             for name, share in shares.items():
-                waits = self.waits["" if name == "machine" else name]
+                key = "" if name == "machine" else name
+                waits = self.waits[key]
                 waits[1] += int(share * 250_000)
                 waits[2] += int(share * 400)
-                waits[3] += int(share * 400 * self.taken)
+                waits[3] += int(share * 400)
+                kept, cache = self.sizes[key]
+                self.sizes[key] = kept, cache + self.refills
             self.write()
             self.stalls.turn(self.now_ns)
 
@@ -92,10 +91,9 @@ class Node:
         for _ in range(2):
             self.second()
 
-    def decided(self, name: str, observed: bool = False) -> None:
-        """Hot decided to evict a pod, for whatever reason."""
-        made = {"signal": None, "kind": "limit", "pod": name, "observed": observed}
-        self.stalls.decided(DECISION._replace(**made, decided_ns=self.now_ns))
+    def displace(self, mib: int) -> None:
+        """A pod has so much that reclaim cannot take, and half of another's files are gone."""
+        self.sizes |= {"hog": (mib, 0), "reader": (10, 40)}
 
     def events(self) -> list[Any]:
         return [self.reported.pop(0) for _ in list(self.reported)]
@@ -151,21 +149,21 @@ def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("evicts", "grew", "limit", "asked", "over"),
+    ("grew", "limit", "asked", "over"),
     [
-        pytest.param(True, "hog", "max", 2, "evicted", id="enforce"),
-        pytest.param(False, "hog", "max", 2, "freed", id="observe"),
-        pytest.param(None, "hog", "max", 2, "freed", id="hot-refused"),
-        pytest.param(None, "reader", "max", 0, "calm", id="grew-itself"),
-        pytest.param(None, "hog", str(91 * MIB), 0, "calm", id="own-limit"),
-        pytest.param(None, "", "max", 0, "calm", id="no-cause"),
+        pytest.param("hog", "max", 2, "evicted", id="enforce"),
+        pytest.param("hog", "max", 2, "freed", id="observed-or-refused"),
+        pytest.param("reader", "max", 0, "calm", id="grew-itself"),
+        pytest.param("hog", str(50 * MIB + 4096), 0, "calm", id="own-limit"),
+        pytest.param("", "max", 0, "calm", id="no-cause"),
     ],
 )
 def test_hot_is_asked_to_evict_the_pod_that_grew_and_no_other(
-    tmp_path: Path, evicts: bool | None, grew: str, limit: str, asked: int, over: str
+    tmp_path: Path, grew: str, limit: str, asked: int, over: str
 ) -> None:
     node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
     node.quiet()
+    node.sizes["reader"] = (10, 40)
     if grew:
         node.sizes[grew] = (101, node.sizes[grew][1])
     node.limits["reader"] = limit
@@ -174,10 +172,10 @@ def test_hot_is_asked_to_evict_the_pod_that_grew_and_no_other(
     assert node.sent == [], "not before the grace is over"
     for _ in range(34):
         node.second(reader=0.9)
-    assert [(one.pod, one.cgroup_id) for one in node.sent] == [(grew, (node.root / "hog").stat().st_ino)] * asked
+    assert [one.pod for one in node.sent] == [grew] * asked
     assert asked in (0, 2), "again after 30 s, not earlier"
-    if evicts is not None:
-        node.decided("hog", observed=not evicts)
+    if over == "evicted":
+        node.stalls.acted("hog", node.now_ns)
     node.sizes["hog"] = (1, 0)
     for _ in range(31):
         node.second(reader=0.9)
@@ -190,40 +188,38 @@ def test_hot_is_asked_to_evict_the_pod_that_grew_and_no_other(
         assert node.sent[0].message == f"{waits}; ns/hog grew by 100 MiB."
 
 
-def _frees_early(node: Node) -> None:
-    node.sizes["hog"] = (1, 0)
-
-
-def _is_made_anew(node: Node) -> None:
-    place = node.root / "hog"
-    place.rename(node.root / "old")
-    node.write()
-    assert place.stat().st_ino != (node.root / "old").stat().st_ino
+def _frees_what_it_took(node: Node) -> None:
+    node.sizes["hog"] = (500, 0)
 
 
 def _is_never_evicted(node: Node) -> None:
     node.order.remove("hog")
 
 
-def _refills(node: Node) -> None:
-    node.taken = 0.2  # of the pages that it reads again
+def _reader_refills(node: Node) -> None:
+    node.refills = True
+
+
+def _reader_is_at_its_limit(node: Node) -> None:
+    node.limits["reader"] = str(50 * MIB + 4096)
 
 
 def _other_pod_is_evicted(node: Node) -> None:
-    node.decided("third")
+    node.stalls.acted("third", node.now_ns)
 
 
 @pytest.mark.parametrize(
     "change",
-    [_frees_early, _is_made_anew, _is_never_evicted, _refills, _other_pod_is_evicted],
+    [_frees_what_it_took, _is_never_evicted, _reader_refills, _reader_is_at_its_limit, _other_pod_is_evicted],
     ids=lambda one: one.__name__,
 )
 def test_no_pod_is_evicted_for_a_stall_if_that_may_be_wrong_by_now(
     tmp_path: Path, change: Callable[[Node], None]
 ) -> None:
     node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
+    node.sizes["hog"] = (500, 0)
     node.quiet()
-    node.sizes["hog"] = (101, 0)
+    node.displace(600)
     for _ in range(9):
         node.second(reader=0.9)
     change(node)
@@ -233,10 +229,24 @@ def test_no_pod_is_evicted_for_a_stall_if_that_may_be_wrong_by_now(
     assert node.stalls.shown["reader"].cause == "hog", "it stays the one that caused it"
 
 
+def test_the_pod_that_has_the_memory_by_then_is_evicted(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
+    node.quiet()
+    node.displace(40)
+    for _ in range(5):
+        node.second(reader=0.9)
+    assert node.stalls.shown["reader"].cause == "hog"
+    node.sizes["third"] = (400, 0)
+    for _ in range(9):
+        node.second(reader=0.9)
+    assert [one.pod for one in node.sent] == ["third"]
+    assert [found.cause for found in node.events()] == ["third"]
+
+
 def test_a_stall_that_may_be_over_evicts_no_pod(tmp_path: Path) -> None:
     node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
     node.quiet()
-    node.sizes["hog"] = (101, 0)
+    node.displace(100)
     for _ in range(9):
         node.second(reader=1)
     for _ in range(3):
@@ -245,28 +255,35 @@ def test_a_stall_that_may_be_over_evicts_no_pod(tmp_path: Path) -> None:
     assert node.sent == []
 
 
-def test_a_guess_evicts_no_pod(tmp_path: Path) -> None:
-    """A helper that begins amid a stall does not know what was lost; nor what a pod had that it sees late."""
-    for kind in ("amid", "late"):
-        node = Node(tmp_path / kind, "pod>50%,grace=10s,evict")
-        if kind == "late":
-            node.sizes["hog"] = (101, 0)
-            late = node.node.pods.pop("hog")
-            node.quiet()
-            node.node.pods["hog"] = late
-        else:
-            node.second(reader=0.9)
-            node.sizes["hog"] = (101, 0)
-        for _ in range(14):
-            node.second(reader=0.9)
-        assert node.stalls.shown["reader"].cause == "hog"
-        assert node.sent == []
+@pytest.mark.parametrize("kind", ["amid", "late", "lost nothing"])
+def test_a_guess_evicts_no_pod(tmp_path: Path, kind: str) -> None:
+    """A helper that begins amid a stall does not know what was lost; nor what a pod had that it sees late. Files that
+    never fitted are not lost.
+    """
+    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
+    if kind == "amid":
+        node.sizes["reader"] = (10, 40)
+        node.second(reader=0.9)
+        node.sizes["hog"] = (100, 0)
+    elif kind == "late":
+        node.sizes["hog"] = (100, 0)
+        late = node.node.pods.pop("hog")
+        node.quiet()
+        node.sizes["reader"] = (10, 40)
+        node.node.pods["hog"] = late
+    else:
+        node.quiet()
+        node.sizes["hog"] = (100, 0)
+    for _ in range(14):
+        node.second(reader=0.9)
+    assert node.stalls.shown["reader"].cause == "hog"
+    assert node.sent == []
 
 
 def test_the_request_is_sent_again_when_hot_can_take_it(tmp_path: Path) -> None:
     node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
     node.quiet()
-    node.sizes["hog"] = (101, 0)
+    node.displace(100)
     node.takes = False
     for _ in range(12):
         node.second(reader=0.9)
