@@ -148,8 +148,8 @@ class ApiEvictions:
 
     def _holds(self, decision: Decision, age_s: float) -> bool:
         """Whether a decision that had to wait still holds."""
-        if decision.signal is None or age_s < _SETTLED_S:
-            return age_s < _FRESH_S
+        if decision.signal is None or age_s < _SETTLED_S:  # without a signal nothing says later whether it holds
+            return age_s < _SETTLED_S
         met = any(one["signal"] == decision.signal and one["kind"] == decision.kind for one in self._node.met)
         return met and age_s < _FRESH_S
 
