@@ -17,3 +17,9 @@ class LogLines(Log):
 
     def matching(self, text: str) -> list[dict[str, Any]]:
         return [fields for _, message, fields in self.lines if text in message]
+
+
+def ignored(*_: object) -> None:
+    """For a callback that a test does not look at. Not `print`: a thread that outlives its test by a moment would write
+    into what the next one captures.
+    """

@@ -20,6 +20,7 @@ from monitor.side.reload import Reloader
 from monitor.side.worker import Worker
 from tests.alerts.services import DEPLOY, binary
 from tests.commands import ROOT, run
+from tests.log_lines import ignored
 from tests.side.parts import Parts
 
 RULES = DEPLOY / "prometheus" / "outrace.rules.yml"
@@ -161,8 +162,8 @@ def exported_names(state_dir: Path) -> set[str]:
     node, figures, holds, log, watch = parts.node, parts.figures, parts.holds, parts.log, parts.watch
     races, worker = parts.races(), Worker("none")
     cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"), worker)  # not asked
-    reloader = Reloader(node, figures.stats, parts.send, print, watch, log, print)
-    own = ProcessWatch(node, figures, holds, log, print, print), reloader, worker, worker
+    reloader = Reloader(node, figures.stats, parts.send, ignored, watch, log, ignored)
+    own = ProcessWatch(node, figures, holds, log, ignored, ignored), reloader, worker, worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
     known = node, figures, parts.counts, parts.health, holds, log, watch, parts.disks
     metrics = Metrics(*known, *own, http, lambda: (races, cluster))

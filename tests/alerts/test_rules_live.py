@@ -14,6 +14,7 @@ from monitor.side.export.route import Response, Shared
 from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, process, sender
 from tests.alerts.test_alertmanager_live import pressure
 from tests.live import until
+from tests.log_lines import ignored
 from tests.ports import reserved
 
 INTERVAL_S = 1
@@ -42,8 +43,8 @@ def page(registry: CollectorRegistry) -> Iterator[int]:
     """The metrics of a registry at /metrics, by the HTTP server outrace has; yields the port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         text = "text/plain; version=0.0.4; charset=utf-8"
-        metrics = Shared({"/metrics": lambda _: Response(200, text, generate_latest(registry))}, print)
-        with closing(Server(listener, {"/metrics": metrics}, print)) as server:
+        metrics = Shared({"/metrics": lambda _: Response(200, text, generate_latest(registry))}, ignored)
+        with closing(Server(listener, {"/metrics": metrics}, ignored)) as server:
             server.start()
             yield listener.getsockname()[1]
 

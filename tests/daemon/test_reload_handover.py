@@ -29,7 +29,7 @@ from monitor.side.export.log import Log
 from monitor.side.reload import Reloader
 from tests.daemon.config_files import started, write
 from tests.daemon.stand_ins import outbox
-from tests.log_lines import LogLines
+from tests.log_lines import LogLines, ignored
 from tests.waiting import until
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -63,7 +63,7 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
         return True
 
     view: Any = SimpleNamespace(config=RunConfig())
-    reloader = Reloader(view, stats, refuse, print, None, LogLines(), print)
+    reloader = Reloader(view, stats, refuse, ignored, None, LogLines(), ignored)
     with pytest.raises(MonitorError, match="no descriptor left"):
         reloader._have_taken(RunConfig(), staged=False)
 
@@ -78,7 +78,7 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
 
 def asked(view: Any, stats: Any, log: LogLines, take_config: Any = None) -> Reloader:
     """After one request that was answered."""
-    reloader = Reloader(view, stats, stats.taken, print, None, log, take_config)
+    reloader = Reloader(view, stats, stats.taken, ignored, None, log, take_config)
     reloader.ask()
     until(lambda: reloader.state.answered == 1, "an answer")
     return reloader
@@ -109,7 +109,7 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     stats, log = Counters(), LogLines()
 
     view: Any = SimpleNamespace(config=over_the_kernels_share(config, 80 * MIB))
-    reloader = Reloader(view, stats, stats.taken, print, None, log, print)
+    reloader = Reloader(view, stats, stats.taken, ignored, None, log, ignored)
     until(lambda: len(shares) == 1 and log.lines, "the third look")
     [(_, msg, fields)] = log.lines
     assert msg == "the default threshold follows the kernel's memory"
@@ -128,7 +128,7 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
     monkeypatch.setattr(meminfo, "kernels_share", lambda **_: looks.append(1) or 900 * MIB)
     config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
     view, log = SimpleNamespace(config=config), LogLines()
-    Reloader(view, Counters(), lambda _: True, print, None, log, print)
+    Reloader(view, Counters(), lambda _: True, ignored, None, log, ignored)
     until(lambda: len(looks) > 2, "several looks")
     assert (view.config, log.lines) == (config, [])
 

@@ -20,6 +20,7 @@ from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.test_status_writer import Writer, evicted, record
 from tests.kube.test_status_writer import writer as writer
+from tests.log_lines import ignored
 from tests.side.parts import Parts
 from tests.waiting import until as wait_until
 
@@ -124,7 +125,7 @@ def test_the_newest_records_are_kept(tmp_path: Path) -> None:
     pending = PendingRecords(tmp_path, keep=2)
     for number in range(4):
         pending.write(Record(str(number), "default", "web", "u", 0.0, {}, ()))
-    assert [one.id for one in pending.load(print)] == ["2", "3"]
+    assert [one.id for one in pending.load(ignored)] == ["2", "3"]
 
 
 # the two threads

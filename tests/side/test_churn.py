@@ -25,7 +25,7 @@ from monitor.side.event_builder import EventBuilder, Sampler
 from monitor.side.pod_sync import PodSync
 from monitor.side.races import Races
 from tests.filesystems import nested
-from tests.log_lines import LogLines
+from tests.log_lines import LogLines, ignored
 from tests.pods.cluster import a_pod, uid_of
 from tests.side.parts import Parts
 
@@ -75,7 +75,7 @@ class Node:
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
         self.pods = PodSync(self.node, watch, self.ours, self.scores, self.log, lambda: None)
-        self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, print, id, False)
+        self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, ignored, id, False)
 
     def make_cgroup(self, path: Path) -> None:
         path.mkdir(parents=True)

@@ -19,7 +19,7 @@ from monitor.settings.config import RunConfig
 from monitor.side.process_watch import LOOK_S, SOON_S, VictimMarks
 from tests import live
 from tests.daemon.harness import DECISION, STATE
-from tests.log_lines import LogLines
+from tests.log_lines import LogLines, ignored
 from tests.policy.builders import container, pod
 from tests.puppet import Puppet
 from tests.side.parts import Parts
@@ -43,7 +43,7 @@ class Bench:
             self.processes[name] = stack.enter_context(Puppet(cgroup))
             self.write(name, 100 * (number + 1))
         known = Parts(RunConfig(state_dir=str(state_dir)), cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
-        self.marks = VictimMarks(known.node, self.log, print, self.clock)
+        self.marks = VictimMarks(known.node, self.log, ignored, self.clock)
 
     def clock(self) -> float:
         self.now += self.pass_s
