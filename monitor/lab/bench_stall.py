@@ -27,7 +27,8 @@ NODE_BYTES = 128 * MIB
 FILE_MIB, HOG_MIB, RATE_MIB, SMALL_FILE_MIB, SMALL_HOG_MIB, OWN_LIMIT = 80, 90, 45, 40, 40, 48 * MIB
 #: A program reads so much once, or writes it.
 STREAM_MIB = 1000
-_SAMPLE_S, _BEFORE_S, _QUIET_S, _MOST_S = 0.25, 3.0, 30.0, 45.0
+#: Sizes are known every 5 s.
+_SAMPLE_S, _BEFORE_S, _QUIET_S, _MOST_S = 0.25, 6.0, 30.0, 45.0
 #: Load -> whether the pod that grows is to be evicted.
 LOADS = {"neighbour": True, "fits": False, "own-limit": False, "backup": False, "writer": False}
 _RULE = "stall: pod>50%,grace=5s,evict\n"

@@ -164,11 +164,21 @@ def advance(rule: Rule, stall: Stall | None, loads: Sequence[Load]) -> Stall | N
     return stall._replace(since_ns=now.ts_ns, waited_ns=0.0)
 
 
-#: Why a stall is over: its cause has freed half of its memory, or was evicted; the stalled pod is gone; or neither.
+#: Why a stall is over: its cause has freed half of what it took, or was evicted; the stalled pod is gone; or neither.
 FREED, EVICTED, GONE, CALM = "freed", "evicted", "gone", "calm"
 #: Why a pod is the cause: it reached its own limit or its memory.high; it grew; what grew is in no pod; no growth
 #: explains a third.
 OWN_LIMIT, THROTTLED, GREW, OUTSIDE, UNKNOWN = "own_limit", "throttled", "grew", "outside", "unknown"
+
+
+class Size(NamedTuple):
+    """Bytes of a pod: those that reclaim cannot take, and of its page cache."""
+
+    kept: int
+    cache: int
+
+
+NOTHING = Size(0, 0)
 
 
 class Lacks(NamedTuple):
@@ -193,6 +203,21 @@ class Cause(NamedTuple):
     uid: str
     why: str
     grew: int = 0
+
+
+def growth(before: Mapping[str, Size], now: Mapping[str, Size]) -> tuple[dict[str, int], int]:
+    """By how much each pod grew, in bytes that reclaim cannot take; and all outside pods."""
+    if not before:
+        return {}, 0
+    grew = {uid: has.kept - before.get(uid, NOTHING).kept for uid, has in now.items()}
+    whole = grew.pop(MACHINE, 0)
+    grew.pop(KUBEPODS, None)
+    return grew, whole - sum(grew.values()) + gone(before, now)
+
+
+def gone(before: Mapping[str, Size], now: Mapping[str, Size]) -> int:
+    """What pods had that have ended, in bytes that reclaim cannot take."""
+    return sum(had.kept for uid, had in before.items() if uid not in now and uid not in (MACHINE, KUBEPODS))
 
 
 def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[str]) -> Cause:

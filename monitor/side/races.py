@@ -16,7 +16,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import NAMES, Bad, Decision, Evicted, Message, RaceMessage, SideMessage, State, Stored
 from monitor.link.rare_messages import Record
-from monitor.race.events import Crossing, Event, Gone
+from monitor.race.events import Crossing, Event, Refused, Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
 from monitor.side.alerts.send import AlertSender
@@ -109,8 +109,10 @@ class Races:
         if self.recorder is not None:
             self.recorder.handle(message)
         self._received += isinstance(message, RaceMessage)
-        if isinstance(message, Evicted) or (isinstance(message, Decision) and not message.observed):
-            self.stalls.acted(message.pod, time.monotonic_ns())
+        if isinstance(message, Evicted):
+            self.stalls.acted(time.monotonic_ns())
+        elif isinstance(message, Decision) and not message.observed:
+            self.stalls.acted(time.monotonic_ns(), message.pod)
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
@@ -145,12 +147,11 @@ class Races:
             self._update_alerts()
 
     def _on_eviction(self, about: OtherEviction) -> None:
-        if isinstance(about, Decision | Gone):
-            self.stalls.acted(about.pod, time.monotonic_ns())
+        if not isinstance(about, Refused | Stalled):
+            self.stalls.acted(time.monotonic_ns(), about.pod if isinstance(about, Decision) else "")
         if isinstance(about, Decision):  # accepted by the API server: its time stands for the kubelet's SIGTERM
             self.event_builder.handle(about)
         elif isinstance(about, tuple):
-            self.stalls.acted(about[0], time.monotonic_ns())
             self.event_builder.on_kubelet_eviction(*about)
         else:
             self.event_builder.feed(about)

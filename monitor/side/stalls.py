@@ -20,7 +20,7 @@ from monitor.kernel.wire import PAGE
 from monitor.link.messages import SideMessage
 from monitor.link.rare_messages import StallCause
 from monitor.policy import stall
-from monitor.policy.stall import KUBEPODS, MACHINE, POD, Cause, Lacks, Load, Rule, Stall, parse_rule
+from monitor.policy.stall import KUBEPODS, MACHINE, NOTHING, POD, Cause, Lacks, Load, Rule, Size, Stall, parse_rule
 from monitor.race.events import NODE, Stalled
 from monitor.race.units import size
 from monitor.side.export.log import Log, LogBudget
@@ -41,6 +41,8 @@ GROWTH_PACE_NS = 5_000_000_000
 _CALM_US = 1000
 #: Between two evictions: the first one changes what stalls. As long as a kubelet waits for an evicted pod to end.
 EVICT_PACE_NS = 30_000_000_000
+#: A pod is evicted for a stall no later than so long after its beginning, or twice the grace.
+EVICT_FOR_NS = 120_000_000_000
 #: Pods that outrace evicted last: one of them may be the cause of a stall that ends.
 _EVICTED = 64
 #: A pod is at its limit if less than this, or a 64th of the limit, is left.
@@ -54,16 +56,6 @@ class Shown(NamedTuple):
     since_ns: int = 0
     cause: str = ""
     why: str = ""
-
-
-class Size(NamedTuple):
-    """Bytes of a pod: those that reclaim cannot take, and of its page cache."""
-
-    kept: int
-    cache: int
-
-
-NOTHING = Size(0, 0)
 
 
 @dataclass(slots=True)
@@ -80,12 +72,15 @@ class _Subject:
     swap_ins: deque[int] = field(default_factory=lambda: deque(maxlen=2))
     stall: Stall | None = None
     again: Stall | None = None  # the same, without the time before a pod was last evicted
+    origin: Load | None = None  # the first sample of that with pages
     before: Mapping[str, Size] = field(default_factory=dict)  # what each pod had before the stall, by uid
-    had: Size = NOTHING  # the most that this one had
+    had: Size = NOTHING  # this one, when it had most
     cause: Cause | None = None
     lacks: int = 0  # bytes, when the cause was found
     reported: Stalled | None = None
     cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
+    asked: tuple[str, int] = ("", 0)  # the pod that hot was asked to evict last, and the bytes that were lost then
+    look_ns: int = 0  # when to look next whether a pod is to be evicted
     due_ns: int = 0
     new_until_ns: int = 0
     whole_us: int | None = None  # for which the machine had waited when its files were read last
@@ -114,6 +109,7 @@ class Stalls:
         self.shown: Mapping[str, Shown] = {}  # by uid, `KUBEPODS`, `MACHINE`
         self.counted = 0  # stalls
         self._rules = {rule.scope: rule for rule in map(parse_rule, self.node.config.stall)}
+        self._evicts = any(rule.evict for rule in self._rules.values())
         self._whole_us: int | None = None
         self._v2 = pressure.unified(self.node.hierarchy)
         self._subjects: dict[str, _Subject] = {}
@@ -128,10 +124,11 @@ class Stalls:
         #: When they were read: the sizes of all pods, and the uids that may be evicted, in order.
         self._now: tuple[int, Mapping[str, Size], Sequence[str]] = (-PACE_NS, {}, ())
 
-    def acted(self, uid: str, now_ns: int) -> None:
-        """A pod is evicted, for whatever reason, or has ended then. From one other thread."""
+    def acted(self, now_ns: int, uid: str = "") -> None:
+        """An eviction begins or ends, for whatever reason; ``uid``: outrace's begins. From one other thread."""
         self._acted_ns = now_ns
-        self._evicted.append((now_ns, uid))
+        if uid:
+            self._evicted.append((now_ns, uid))
 
     def start(self) -> None:
         """Begin; the thread ends with the process."""
@@ -182,8 +179,8 @@ class Stalls:
         """Follow the pods that there are."""
         pods = self.node.pods
         self._first = {uid: kept for uid, kept in self._first.items() if uid in pods}
-        for uid, found in pods.items():
-            if uid not in self._first and (has := self._size(found.cgroup)) is not None:
+        for uid, found in pods.items() if self._evicts else ():
+            if uid not in self._first and (has := self._guarded(self._size, found.cgroup)) is not None:
                 self._first[uid] = has.kept
         gone = [
             uid
@@ -226,7 +223,7 @@ class Stalls:
             if one.stall is None:
                 one.before = self._grown[0][1] if self._grown else {}
                 sizes = [has[one.key] for _, has in self._grown if one.key in has]
-                one.had = Size(*map(max, zip(*sizes, strict=True))) if sizes else NOTHING
+                one.had = max(sizes, key=sum, default=NOTHING)
             one.stall = goes_on
             self._follow(one, goes_on, now_ns)
         elif one.stall is not None:
@@ -237,7 +234,7 @@ class Stalls:
         if one.loads and (one.stall is not None or stall.waited(one.loads[-1], now) > one.rule.share / 4):
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
-                size = self._size(one.cgroup)
+                size = self._size(one.cgroup) if one.rule.evict else None
                 now = now._replace(
                     refaults=pages[0], reclaimed=pages[1], size=None if size is None else sum(size) // PAGE
                 )
@@ -251,6 +248,8 @@ class Stalls:
         if again is not None and again.since_ns < max(self._acted_ns, now.ts_ns - 2 * one.rule.grace_ns):
             again = None
         one.again = stall.advance(one.rule, again, one.loads)
+        if again is None or one.origin is None or one.origin.size is None:
+            one.origin = now
 
     def _waited(self, one: _Subject) -> pressure.Waited | None:
         """From its files, or as they were read last if nothing has waited since."""
@@ -263,9 +262,12 @@ class Stalls:
     def _end_of(self, one: _Subject, was: Stall) -> str:
         """Why a stall is over."""
         told = one.reported
-        if told is None or not told.cause or self._kept(told.cause) >= one.cause_kept - told.grew // 2:
+        if told is None or not told.cause or told.why != stall.GREW:
             return stall.CALM
-        evicted = any(uid == told.cause and when_ns >= was.since_ns for when_ns, uid in self._evicted)
+        took = one.cause_kept - one.before.get(told.cause, NOTHING).kept
+        if self._kept(told.cause) >= one.cause_kept - took // 2:
+            return stall.CALM
+        evicted = any(uid == told.cause and when_ns >= was.since_ns for when_ns, uid in list(self._evicted))
         return stall.EVICTED if evicted else stall.FREED
 
     def _follow(self, one: _Subject, now: Stall, now_ns: int) -> None:
@@ -278,7 +280,8 @@ class Stalls:
         if before is None or (before.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS):
             lacks, one.cause = self._find_cause(one, now_ns)
             one.lacks = lacks.size
-        if self._may_evict(one, now_ns):
+        if self._may_evict(one, now, now_ns):
+            one.look_ns = now_ns + PACE_NS
             self._evict(one, now, now_ns)
         cause = one.cause
         assert cause is not None
@@ -295,31 +298,50 @@ class Stalls:
         one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
         self.report(one.reported)
 
-    def _may_evict(self, one: _Subject, now_ns: int) -> bool:
-        """Whether it stalls now, and has for a grace since anything last changed."""
-        again = one.again
-        if again is None or not again.counts or not one.rule.evict:
+    def _may_evict(self, one: _Subject, now: Stall, now_ns: int) -> bool:
+        """Whether it stalls now, and has for a grace since anything last changed, but not for long: which pod
+        took the memory of one that has stalled for an hour is not known any more.
+        """
+        again, origin = one.again, one.origin
+        if again is None or origin is None or not again.counts or not one.rule.evict or now_ns < one.look_ns:
             return False
         if now_ns - max(self._asked_ns, self._acted_ns) < EVICT_PACE_NS:
             return False
+        if now_ns - now.since_ns > max(EVICT_FOR_NS, 2 * one.rule.grace_ns):
+            return False
         mean = again.waited_ns / (now_ns - again.since_ns)
-        return again.above_ns == now_ns and mean > one.rule.share and stall.goes_round(one.loads)
+        goes_round = stall.goes_round(one.loads) and stall.goes_round([origin, one.loads[-1]])
+        return again.above_ns == now_ns and mean > one.rule.share and goes_round
 
     def _evict(self, one: _Subject, now: Stall, now_ns: int) -> None:
         """Ask hot to evict the pod that is the cause by what it has now. A guess evicts no pod."""
         lacks, cause = self._find_cause(one, now_ns)
         if cause.why != stall.GREW or cause.uid == one.uid or cause.uid not in self._now[2]:
             return
-        # A pod that was listed late may have had all of it before the stall: only what it took since then is sure.
-        had = one.before[cause.uid].kept if cause.uid in one.before else self._first.get(cause.uid)
-        grew = 0 if had is None else self._kept(cause.uid) - had
-        if lacks.lost < max(stall.LEAST_GREW, sum(one.had) // 16) or grew < max(stall.LEAST_GREW, lacks.lost // 3):
+        lost, grew = self._lost_files(one), self._took(one, cause.uid)
+        if lost < max(stall.LEAST_GREW, one.had.cache // 64) or grew < max(stall.LEAST_GREW, lost // 3):
             return
+        uid, lost_then = one.asked
+        if uid not in ("", cause.uid) and lost * 4 > lost_then * 3:
+            return  # the eviction before did not help
         one.cause, one.lacks = cause, lacks.size
         waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
-        text = f"{waits}; {self._name(cause.uid)} grew by {size(cause.grew)}."
-        if self.send(StallCause(cause.uid, text)):
-            self._asked_ns = now_ns
+        if self.send(StallCause(cause.uid, f"{waits}; {self._name(cause.uid)} grew by {size(grew)}.")):
+            self._asked_ns, one.asked = now_ns, (cause.uid, lost)
+
+    def _lost_files(self, one: _Subject) -> int:
+        """Bytes of page cache that it had before the stall: other memory it may have freed itself."""
+        has = self._size(one.cgroup)
+        return 0 if has is None else one.had.cache - has.cache
+
+    def _took(self, one: _Subject, uid: str) -> int:
+        """Bytes that reclaim cannot take and that a pod surely took since before the stall. One that was listed late
+        may have had all that it had at first; a new one has the place of those that are gone.
+        """
+        if uid in one.before:
+            return self._kept(uid) - one.before[uid].kept
+        had = self._first.get(uid)
+        return 0 if had is None else self._kept(uid) - had - stall.gone(one.before, self._now[1])
 
     def _find_cause(self, one: _Subject, now_ns: int) -> tuple[Lacks, Cause]:
         """By what each pod has now and had before the stall."""
@@ -329,7 +351,7 @@ class Stalls:
         one.before = one.before or (self._grown[0][1] if self._grown else {})
         lacks = self._lacks(one)
         others = [uid for uid in self.node.pods if uid not in order]
-        return lacks, stall.cause(lacks, *_growth(one.before, sizes), [*order, *others])
+        return lacks, stall.cause(lacks, *stall.growth(one.before, sizes), [*order, *others])
 
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         return Stalled(
@@ -352,6 +374,7 @@ class Stalls:
         """A stall is over, or its pod is gone."""
         ended, reported = one.stall, one.reported
         one.stall, one.again, one.cause, one.reported = None, None, None, None
+        one.before, one.asked = {}, ("", 0)
         if ended is not None and reported is not None:
             self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
             self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
@@ -383,8 +406,7 @@ class Stalls:
         seen = first.refaults if first.refaults is not None else last.refaults
         refaulted = max(0, (last.refaults or 0) - (seen or 0)) * PAGE
         has = self._size(one.cgroup) or one.had
-        lost = max(0, sum(one.had) - sum(has), one.had.cache - has.cache)  # a machine gets no smaller
-        return Lacks(one.uid, lost, min(refaulted, sum(has)), self._limit(one))
+        return Lacks(one.uid, max(0, sum(one.had) - sum(has)), min(refaulted, sum(has)), self._limit(one))
 
     def _limit(self, one: _Subject) -> str:
         """Whether it, or a container of it, is at its limit, or at its memory.high."""
@@ -405,17 +427,6 @@ class Stalls:
     def _available(self) -> int | None:
         whole = self.figures.domains(counted=False).get(NODE)
         return None if whole is None else whole.available
-
-
-def _growth(before: Mapping[str, Size], now: Mapping[str, Size]) -> tuple[dict[str, int], int]:
-    """By how much each pod grew, in bytes that reclaim cannot take; and all outside pods."""
-    if not before:
-        return {}, 0
-    grew = {uid: has.kept - before.get(uid, NOTHING).kept for uid, has in now.items()}
-    whole = grew.pop(MACHINE, 0)
-    grew.pop(KUBEPODS, None)
-    gone = sum(had.kept for uid, had in before.items() if uid not in now)
-    return grew, whole - sum(grew.values()) + gone
 
 
 def _about(one: _Subject) -> tuple[int, str, str]:

@@ -153,7 +153,7 @@ def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
     [
         pytest.param("hog", "max", 2, "evicted", id="enforce"),
         pytest.param("hog", "max", 2, "freed", id="observed-or-refused"),
-        pytest.param("reader", "max", 0, "calm", id="grew-itself"),
+        pytest.param("reader", "max", 0, "freed", id="grew-itself"),
         pytest.param("hog", str(50 * MIB + 4096), 0, "calm", id="own-limit"),
         pytest.param("", "max", 0, "calm", id="no-cause"),
     ],
@@ -175,8 +175,8 @@ def test_hot_is_asked_to_evict_the_pod_that_grew_and_no_other(
     assert [one.pod for one in node.sent] == [grew] * asked
     assert asked in (0, 2), "again after 30 s, not earlier"
     if over == "evicted":
-        node.stalls.acted("hog", node.now_ns)
-    node.sizes["hog"] = (1, 0)
+        node.stalls.acted(node.now_ns, "hog")
+    node.sizes |= {"hog": (1, 0), "reader": (9, 40)}
     for _ in range(31):
         node.second(reader=0.9)
     assert len(node.sent) == asked, "it has freed the memory, or is another process by now"
@@ -205,7 +205,7 @@ def _reader_is_at_its_limit(node: Node) -> None:
 
 
 def _other_pod_is_evicted(node: Node) -> None:
-    node.stalls.acted("third", node.now_ns)
+    node.stalls.acted(node.now_ns, "third")
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_a_stall_that_may_be_over_evicts_no_pod(tmp_path: Path) -> None:
     assert node.sent == []
 
 
-@pytest.mark.parametrize("kind", ["amid", "late", "lost nothing"])
+@pytest.mark.parametrize("kind", ["amid", "late", "lost nothing", "lost no files", "in its place"])
 def test_a_guess_evicts_no_pod(tmp_path: Path, kind: str) -> None:
     """A helper that begins amid a stall does not know what was lost; nor what a pod had that it sees late. Files that
-    never fitted are not lost.
+    never fitted are not lost. A pod that takes the place of another took nothing.
     """
     node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
     if kind == "amid":
@@ -271,12 +271,51 @@ def test_a_guess_evicts_no_pod(tmp_path: Path, kind: str) -> None:
         node.quiet()
         node.sizes["reader"] = (10, 40)
         node.node.pods["hog"] = late
-    else:
+    elif kind == "in its place":
+        node.sizes["third"] = (100, 0)
+        late = node.node.pods.pop("hog")
         node.quiet()
+        node.sizes |= {"reader": (10, 40), "third": (0, 0), "hog": (0, 0)}
+        node.node.pods = {"reader": node.node.pods["reader"], "hog": late}
+        node.second()
         node.sizes["hog"] = (100, 0)
+    else:
+        node.sizes["reader"] = (90 if kind == "lost no files" else 10, 80)
+        node.quiet()
+        node.sizes |= {"hog": (100, 0), "reader": (10, 80)}
     for _ in range(14):
         node.second(reader=0.9)
     assert node.stalls.shown["reader"].cause == "hog"
+    assert node.sent == []
+
+
+def test_after_an_eviction_that_did_not_help_no_other_pod_is_evicted(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
+    node.quiet()
+    node.displace(100)
+    for _ in range(12):
+        node.second(reader=0.9)
+    assert [one.pod for one in node.sent] == ["hog"]
+    node.sizes |= {"hog": (1, 0), "third": (100, 0)}
+    for _ in range(50):
+        node.second(reader=0.9)
+    assert len(node.sent) == 1
+    node.sizes["reader"] = (10, 55)  # now it helped in part
+    for _ in range(12):
+        node.second(reader=0.9)
+    assert [one.pod for one in node.sent[1:]] == ["third"]
+
+
+def test_long_after_its_beginning_a_stall_evicts_no_pod(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
+    node.quiet()
+    node.displace(100)
+    node.takes = False
+    for _ in range(122):
+        node.second(reader=0.9)
+    node.takes = True
+    for _ in range(20):
+        node.second(reader=0.9)
     assert node.sent == []
 
 
