@@ -98,6 +98,13 @@ HUGE_PAGES_GATE = "HugepageAwareEviction"
 GATES = (HUGE_PAGES_GATE, "AllBeta")
 #: The names of all eras, newest first.
 ERAS = ("kubelet-1.37", "kubelet-1.36", "kubelet-1.17", "kubelet-1.8")
+#: The first release of each: since 1.9 priority counts and the class does not, since 1.19 processes are counted.
+_SINCE = ((1, 37), (1, 19), (1, 9), (0, 0))
+
+
+def era_of(version: tuple[int, int]) -> str:
+    """The name of the era of a kubelet of this major and minor version."""
+    return next(name for name, since in zip(ERAS, _SINCE, strict=True) if version >= since)
 
 
 def era(name: str) -> Era:

@@ -16,7 +16,7 @@ from monitor.kube.resources import NODES
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, TEXT_MAPS, Given, Source
-from monitor.policy.releases import CURRENT, KUBELET_1_36
+from monitor.policy.releases import CURRENT, era_of
 from monitor.policy.translate import BOOLEANS, FIELDS
 from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_CONFIGZ, KUBELETS_VERSION, SETTINGS
 
@@ -68,8 +68,7 @@ def kubelet_release(access: Access) -> Given | None:
     found = re.fullmatch(r"v(\d{1,4})\.(\d{1,4})\.[\w.+-]{1,60}", version, re.ASCII)
     if found is None:
         return None
-    name = CURRENT.name if (int(found[1]), int(found[2])) >= (1, 37) else KUBELET_1_36.name
-    return Given(name, f"{KUBELETS_VERSION} {version} at {cluster.server}")
+    return Given(era_of((int(found[1]), int(found[2]))), f"{KUBELETS_VERSION} {version} at {cluster.server}")
 
 
 def differences(options: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple[str, ...]:

@@ -75,8 +75,8 @@ def _in_order(config: RunConfig, field: str) -> str:
 
 
 def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
-    """The release stays where the kubelet, or the API server, which knows its version, answered once and not both
-    times.
+    """The release stays, with its default thresholds, where the kubelet, or the API server, which knows its version,
+    answered once and not both times.
     """
     was, now = current.origins.get("policy", ""), fresh.origins.get("policy", "")
     before, after = map(_asked, (was, now))
@@ -90,7 +90,8 @@ def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
         was = f"{was.partition('; ')[0]}; {now} asks for {fresh.policy}: restart outrace"
     fixed = {**fresh.given["fixed"], "policy": current.policy}
     origins, given = {**fresh.origins, "policy": was}, {**fresh.given, "fixed": fixed}
-    return dataclasses.replace(fresh, policy=current.policy, origins=origins, given=given)
+    kept = dataclasses.replace(fresh, policy=current.policy, origins=origins, given=given)
+    return over_the_kernels_share(kept, kept.kernels_share)
 
 
 def _asked(origin: str) -> str:

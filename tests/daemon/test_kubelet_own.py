@@ -260,7 +260,8 @@ def test_the_gate_of_files_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("v1.36.2", "kubelet-1.36"), ("v1.9.0", "kubelet-1.36"), ("v1.37.0-beta.0", "kubelet-1.37"),
+        ("v1.36.2", "kubelet-1.36"), ("v1.19.0", "kubelet-1.36"), ("v1.37.0-beta.0", "kubelet-1.37"),
+        ("v1.18.20", "kubelet-1.17"), ("v1.9.0", "kubelet-1.17"), ("v1.8.15", "kubelet-1.8"), ("v1.2.0", "kubelet-1.8"),
         ("v1.36.2+k3s1", "kubelet-1.36"), ("v2.0.0", "kubelet-1.37"), ("1.36", ""), (None, ""), ("v1.36.0 now", ""),
     ],
 )  # fmt: skip
