@@ -267,6 +267,13 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
             "kubelet's: give --kubelet-config FILE, or the right to get nodes/configz",
             problem=config.kubelet_unread,
         )
+    asked = config.origins.get("policy", "").partition("default; ")[2]
+    if asked:
+        log.info(
+            "the kubelet's release is not known: outrace assumes the newest; --policy names another",
+            policy=config.policy,
+            asked=asked,
+        )
     for stray in strays:
         gone = stray.owner.state_dir if stray.owner is not None else ""
         log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))

@@ -55,19 +55,21 @@ def kubelet_sources(access: Access, on_unread: Callable[[str], object] = lambda 
     return tuple(sources)
 
 
-def kubelet_release(access: Access) -> Given | None:
-    """The release of this node's kubelet by the version in its Node object; None where that cannot be had."""
+def kubelet_release(access: Access) -> Given | str:
+    """The release of this node's kubelet by the version in its Node object; the reason where that cannot be had."""
     if access.kubelet.refused:
-        return None
+        return access.kubelet.refused
     try:
         cluster, _ = access.api_server()
         with closing(ApiClient(cluster, timeout_s=_TIMEOUT_S, connect_s=_CONNECT_S)) as client:
             version = str(client.get(NODES, access.node)["status"]["nodeInfo"]["kubeletVersion"])
-    except (MonitorError, KeyError, TypeError):
-        return None
+    except MonitorError as error:
+        return str(error)
+    except (KeyError, TypeError):
+        return f"the Node object {access.node} at {cluster.server} has no kubeletVersion"
     found = re.fullmatch(r"v(\d{1,4})\.(\d{1,4})\.[\w.+-]{1,60}", version, re.ASCII)
     if found is None:
-        return None
+        return f"the Node object {access.node} at {cluster.server} has another kubeletVersion than v1.2.3"
     return Given(era_of((int(found[1]), int(found[2]))), f"{KUBELETS_VERSION} {version} at {cluster.server}")
 
 

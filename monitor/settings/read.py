@@ -102,11 +102,14 @@ def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved
     access = Access.found(resolved.config, kubelet)
     found = kubelet_sources(access, unread.append)
     release = None if "policy" in options else _by_gate(found).get("policy") or kubelet_release(access)
-    if release is not None:
+    if isinstance(release, Given):
         options = {**options, "policy": release}
+    resolved = resolve(options, file) if file is not None else resolve(options, found[0] if found else None, found[1:])
+    if isinstance(release, str):
+        where = ", ".join(source.name for source in (file, *found) if source is not None)
+        resolved = _assumed(resolved, f"{HUGE_PAGES_GATE} is not set in {where or 'what can be read'}; {release}")
     if file is not None:
-        return resolve(options, file)
-    resolved = resolve(options, found[0] if found else None, found[1:])
+        return resolved
     own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
     config = dataclasses.replace(
         resolved.config,
@@ -115,6 +118,12 @@ def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved
         hard_guessed=bool(unread) and "eviction-hard" not in options and "eviction-hard" not in kubelet.flags,
     )
     return resolved._replace(config=config)
+
+
+def _assumed(resolved: Resolved, why: str) -> Resolved:
+    """The default release, with the reason in its origin."""
+    origins = {**resolved.config.origins, "policy": f"{DEFAULT}; {why}"}
+    return resolved._replace(config=dataclasses.replace(resolved.config, origins=origins))
 
 
 def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:

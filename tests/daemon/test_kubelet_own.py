@@ -212,8 +212,8 @@ def test_its_gate_makes_the_release(
     named = isinstance(gates, dict) and gates != {"AllBeta": True}
     where = f"the kubelet's /configz at https://127.0.0.1:{server.port}: featureGates.{next(iter(gates))}"
     by_file = read({}, None, write(tmp_path, "k.yaml", KUBELET), ask_kubelet=True).config
-    assert (by_file.policy, by_file.origins["policy"]) == (expected, where if named else "default")
-    assert config.origins["policy"] == by_file.origins["policy"]
+    origins = [one.origins["policy"].partition("; ")[0] for one in (config, by_file)]
+    assert (by_file.policy, origins) == (expected, [where if named else "default"] * 2)
     assert (
         resolved(monkeypatch, running(server, serving, tmp_path), policy="kubelet-1.17").config.policy == "kubelet-1.17"
     )
@@ -281,18 +281,20 @@ def test_its_version_makes_the_release(
         monkeypatch.setattr("monitor.pods.installations.find_kubelet", NodeKubelet)
         elsewhere = read({"kubeconfig": str(credentials), "node-name": "n"}, None, file, ask_kubelet=True).config
         for one in (config, by_file, elsewhere):
-            assert (one.policy, one.origins["policy"]) == (expected or "kubelet-1.37", origin)
+            assert (one.policy, one.origins["policy"].partition("; ")[0]) == (expected or "kubelet-1.37", origin)
+            assert ("kubeletVersion" in one.origins["policy"]) is not bool(expected)
         # A gate and --policy say it better, and what others can write is not believed.
         gated = dataclasses.replace(kubelet, config={"featureGates": {GATE: True}})
         assert resolved(monkeypatch, gated).config.policy == "kubelet-1.37"
         assert resolved(monkeypatch, kubelet, policy="kubelet-1.8").config.policy == "kubelet-1.8"
         refused = dataclasses.replace(kubelet, refused="others can write it")
-        assert resolved(monkeypatch, refused).config.origins["policy"] == "default"
+        assert resolved(monkeypatch, refused).config.origins["policy"].endswith("; others can write it")
     # A reload while the API server does not answer.
     away = resolved(monkeypatch, kubelet).config
-    assert away.origins["policy"] == "default"
+    assert away.origins["policy"].startswith(f"default; {GATE} is not set in the kubelet's /k.yaml; ")
     reloaded = merged(config, away)
-    assert (reloaded.config.policy, reloaded.config.origins["policy"]) == (config.policy, origin)
+    kept = reloaded.config.origins["policy"].partition("; ")[0]
+    assert (reloaded.config.policy, kept) == (config.policy, origin)
     assert merged(reloaded.config, config).changed == reloaded.changed == ()
     # It answers a reload, and did not answer the start.
     came = merged(away, config).config
@@ -334,6 +336,8 @@ def test_a_kubelet_whose_thresholds_cannot_be_read(
     output = capfd.readouterr().err
     assert "the kubelet's configuration cannot be read" in output
     assert "none.yaml: No such file or directory" in output
+    assert output.count("the kubelet's release is not known") == 1
+    assert f'policy=kubelet-1.37 asked="{GATE} is not set in what can be read; http' in output
     check_enforced(config)
     expected = r"none\.yaml: .*403.*give --kubelet-config FILE or --eviction-hard"
     with pytest.raises(MonitorError, match=expected) as refused:
