@@ -221,7 +221,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
         "against": _against(seen, order, at, victim),
         "oom_score_adj": _scores(seen, found),
         "local_storage": _storage(seen, one),
-        "admission": {"conditions": list(seen.conditions), **admit(pod, seen.conditions)._asdict()},
+        "admission": {"conditions": list(seen.conditions), **admit(pod, seen.conditions, rules.qos_class)._asdict()},
         "eviction": _eviction(seen, one),
     }
 

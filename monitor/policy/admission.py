@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from monitor.policy.messages import REASON
@@ -25,7 +25,7 @@ class Admission(NamedTuple):
 _YES = Admission(True)
 
 
-def admit(pod: Pod, conditions: Collection[str]) -> Admission:
+def admit(pod: Pod, conditions: Collection[str], qos_of: Callable[[Pod], str] = qos_class) -> Admission:
     """Whether a node with these conditions takes the pod.
 
     Under memory pressure alone only BestEffort pods that do not tolerate its taint are refused; under anything else
@@ -34,7 +34,7 @@ def admit(pod: Pod, conditions: Collection[str]) -> Admission:
     if not conditions or is_critical(pod):
         return _YES
     if set(conditions) == {MEMORY_PRESSURE}:
-        if qos_class(pod) != BEST_EFFORT:
+        if qos_of(pod) != BEST_EFFORT:
             return _YES
         if any(tolerates(t, MEMORY_TAINT) for t in pod.tolerations):
             return _YES

@@ -115,7 +115,7 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
     if pod.qos_class_status:
         return "as its status says (status.qosClass)"
     quality = era.qos_class(pod)
-    whole = pod.resources if era.qos_class is CURRENT.qos_class else None
+    whole = _deciding(pod, era)
     holders: list[tuple[str, Container | Resources]] = [("spec.resources", whole)] if whole is not None else []
     holders = holders or [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
     if quality == BEST_EFFORT:
@@ -133,6 +133,13 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
     ]
     reasons += [f"{name}: {asked[name]} requested, limit {limit[name]}" for name in asked if asked[name] != limit[name]]
     return "not Guaranteed: " + reasons[0]
+
+
+def _deciding(pod: Pod, era: Era) -> Resources | None:
+    """The pod-level resources, where they decide the class instead of the containers'."""
+    if era.request is not CURRENT.request:
+        return None  # they came later
+    return pod.resources if era.qos_class is not CURRENT.qos_class or pod_level_resources_set(pod) else None
 
 
 def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:

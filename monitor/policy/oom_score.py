@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from monitor.policy.compat import KUBELET, SANE, int64, quotient
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Container, Pod
@@ -17,7 +19,13 @@ BURSTABLE_MIN = 1000 + GUARANTEED_ADJ
 BURSTABLE_MAX = 999
 
 
-def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int, compat: str = SANE) -> int:
+def oom_score_adj(
+    pod: Pod,
+    container_name: str,
+    memory_capacity: int,
+    compat: str = SANE,
+    qos_of: Callable[[Pod], str] = qos_class,
+) -> int:
     """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
 
     Exactly the kubelet's, which can exceed 1000 for a pod-level request below the sum of its containers' (the kernel
@@ -30,7 +38,7 @@ def oom_score_adj(pod: Pod, container_name: str, memory_capacity: int, compat: s
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
     if is_node_critical(pod):
         return GUARANTEED_ADJ
-    quality = qos_class(pod)
+    quality = qos_of(pod)
     if quality == GUARANTEED:
         return GUARANTEED_ADJ
     if quality == BEST_EFFORT:

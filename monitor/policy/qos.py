@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from monitor.policy.pods import Pod, Quantities
 from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.resources import pod_level_resources_set
 
 GUARANTEED = "Guaranteed"
 BURSTABLE = "Burstable"
@@ -48,13 +49,19 @@ def qos_class(pod: Pod) -> str:
     return pod.qos_class_status or compute_qos_class(pod)
 
 
-def compute_qos_class(pod: Pod) -> str:
+def qos_class_1_36(pod: Pod) -> str:
+    """The same before Kubernetes 1.37."""
+    return pod.qos_class_status or compute_qos_class(pod, empty_counts=True)
+
+
+def compute_qos_class(pod: Pod, *, empty_counts: bool = False) -> str:
     """The class from requests and limits of cpu and memory. Requests are not filled in from limits here.
 
-    Sums over all containers are compared, not each container with itself. ``spec.resources``, even empty, replaces the
-    containers' figures.
+    Sums over all containers are compared, not each container with itself. ``spec.resources`` replaces the containers'
+    figures. ``empty_counts``: even where it names nothing that can be set for a whole pod (Kubernetes issue 135082).
     """
-    holders = (*pod.containers, *pod.init_containers) if pod.resources is None else (pod.resources,)
+    whole = pod.resources if empty_counts or pod_level_resources_set(pod) else None
+    holders = (*pod.containers, *pod.init_containers) if whole is None else (whole,)
     requests, limits = _sums(holder.requests for holder in holders), _sums(holder.limits for holder in holders)
     limited = all(_positive(holder.limits, name) for holder in holders for name in _CLASS_RESOURCES)
     if not requests and not limits:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DiskLayout, reclaim_actions
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
-from monitor.policy.qos import is_critical, qos_class
+from monitor.policy.qos import is_critical, qos_class, qos_class_1_36
 from monitor.policy.quantity import Quantity
 from monitor.policy.ranking import Candidate, Key, memory_key
 from monitor.policy.resources import pod_request
@@ -90,8 +91,15 @@ CURRENT = Era(
     huge_pages_apart=True,
     sidecar_storage=True,
 )
-#: Also for 1.37 with the feature gate HugepageAwareEviction off, whose kubelet evicts for a sidecar's storage itself.
-KUBELET_1_36 = replace(CURRENT, name="kubelet-1.36", huge_pages_apart=False, sidecar_storage=False)
+#: Also for 1.37 with the feature gate HugepageAwareEviction off, whose kubelet does the rest as 1.37 does.
+KUBELET_1_36 = replace(
+    CURRENT,
+    name="kubelet-1.36",
+    oom_score_adj=partial(oom_score_adj, qos_of=qos_class_1_36),
+    huge_pages_apart=False,
+    sidecar_storage=False,
+    qos_class=qos_class_1_36,
+)
 #: Gates that decide between the two: memory.available is without huge pages. The first is of 1.37, where it is on by
 #: default. (A kubelet without it does not start.)
 HUGE_PAGES_GATE = "HugepageAwareEviction"

@@ -128,7 +128,7 @@ class PodSync:
         pod, name = found.pod, label(found.pod)
         about = {"pod": name, "uid": pod.uid, "qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
         self.log.budget("info", "pod found", **about)
-        admission = admit(pod, self.node.conditions)
+        admission = admit(pod, self.node.conditions, self._era.qos_class)
         if not admission.admitted:
             refused = "a kubelet would not have admitted this pod now"
             self.log.warning(refused, pod=name, reason=admission.reason, message=admission.message)

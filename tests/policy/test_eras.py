@@ -1,12 +1,16 @@
 """The policies of older releases, by the rules and examples of the guides that describe them."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.pods.pod_objects import manifest
+from monitor.policy.admission import admit
+from monitor.policy.configuration import Source, in_force
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.explain import why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import kubelet_pass
@@ -15,7 +19,7 @@ from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era
-from monitor.policy.signals import SIGNALS
+from monitor.policy.signals import MEMORY_PRESSURE, SIGNALS
 from monitor.policy.stats import Summary
 from monitor.policy.synchronize import State
 from monitor.policy.victims import DECIDING
@@ -50,28 +54,86 @@ def test_names() -> None:
         era("kubelet-1.9")
 
 
-def test_huge_pages_and_sidecars_storage_are_all_that_1_37_decides_otherwise() -> None:
-    news = [(era(name).huge_pages_apart, era(name).sidecar_storage) for name in ERAS]
-    assert news == [(True, True), (False, False), (False, False), (False, False)]
-    before = era("kubelet-1.36")
-    assert replace(before, name=CURRENT.name, huge_pages_apart=True, sidecar_storage=True) == CURRENT
+# ---- what 1.37 changed: each row of differences.md
+
+ROWS = (Path(__file__).parents[2] / "docs/differences.md").read_text().partition("## Kubernetes 1.37 and 1.36")[2]
 
 
-@pytest.mark.parametrize(("restart", "evicted"), [("Always", ["kubelet-1.37"]), ("Never", [])])
-def test_a_sidecar_over_its_own_limit_of_local_storage(restart: str, evicted: list[str]) -> None:
-    """Kubernetes issue 138371. The pod's own limit counts too, so the other container has the rest of it."""
+def over_its_limit(release: Era, restart: str) -> bool:
+    """A sidecar. The pod's own limit counts too, so the other container has the rest of it."""
     names = {"side": ("1Mi", 2 << 20), "c": ("9Mi", 0)}
     side, other = (container(name, limits={"ephemeral-storage": names[name][0]}) for name in names)
     one = pod("a", other, initContainers=[{**side, "restartPolicy": restart}])
     figures = stats("a")
     figures["containers"] = [{"name": name, "rootfs": {"usedBytes": used}} for name, (_, used) in names.items()]
+    config = PassConfig(release.parse_thresholds(None), 300 * S, local_storage=True, era=release)
+    observed = Summary({"node": {}, "pods": [figures]})
+    return bool(kubelet_pass(config, State(), [one], lambda: observed, 0, lambda _: None).evictions)
 
-    def over(name: str) -> bool:
-        config = PassConfig(era(name).parse_thresholds(None), 300 * S, local_storage=True, era=era(name))
-        observed = Summary({"node": {}, "pods": [figures]})
-        return bool(kubelet_pass(config, State(), [one], lambda: observed, 0, lambda _: None).evictions)
 
-    assert [name for name in ERAS if over(name)] == evicted
+def classes(release: Era) -> set[Any]:
+    """Of a Burstable pod with a `spec.resources` that names nothing which can be set for a whole pod."""
+    named: list[Any] = [{}, {"requests": {}}, {"limits": {"pids": "5"}}]
+    pods = [pod("a", container(memory="5Gi"), resources=resources) for resources in named]
+    return {
+        (
+            release.qos_class(one),
+            release.oom_score_adj(one, "c", 10 * GI),
+            admit(one, [MEMORY_PRESSURE], release.qos_class).admitted,
+            why_class(one, release).partition(":")[0],
+            release.qos_class(replace(one, qos_class_status="Guaranteed")),
+        )
+        for one in pods
+    }
+
+
+def resized(release: Era) -> str:
+    """A pod that asked for 3 of memory, as granted, and asks for 3 otherwise divided: 4 to the scheduler of 1.36."""
+    asked = [{**container(name, memory=amount)} for name, amount in (("c", "1"), ("d", "2"))]
+    granted = [{"name": name, "allocatedResources": {"memory": amount}} for name, amount in (("c", "2"), ("d", "1"))]
+    kind = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
+    found = manifest("a", {**kind, "spec": {"containers": asked}, "status": {"containerStatuses": granted}})
+    assert not isinstance(found, str)
+    return str(release.request(found.pod, "memory"))
+
+
+def summed_up(volume: dict[str, Any]) -> list[Any]:
+    """What is read of a summary with what outrace leaves alone."""
+    psi = {"psi": {"some": {"avg10": 9.0, "total": 9}}}
+    figures = {**stats("a", MI), "swap": {"swapUsageBytes": 5}, "volume": [{"name": "v", "usedBytes": 3, **volume}]}
+    node = {"memory": {"availableBytes": GI, "workingSetBytes": GI, **psi}, "io": psi}
+    found = Summary({"node": node, "pods": [figures]})
+    return [found.observations, found.pods["uid-a"].volumes_used()]
+
+
+def answers(release: Era) -> dict[str, Any]:
+    """By row: what outrace does for this release."""
+    (memory,) = release.parse_thresholds({"memory.available": "100Mi"})
+    keys = {"memoryThrottlingFactor": 0.9, "memoryReservationPolicy": "TieredReservation"}
+    given, plain = (in_force(Source("k", content), (), {}, release).thresholds(release) for content in (keys, {}))
+    of_1_37 = {key: getattr(CURRENT, key) for key in ("name", "huge_pages_apart", "sidecar_storage", "qos_class")}
+    return {
+        "`memory.available`": [release.huge_pages_apart, memory.met(0, GI), memory.met(-1, GI)],
+        "a sidecar's own limit of local storage (138371)": [over_its_limit(release, s) for s in ("Always", "Never")],
+        "QoS class if `spec.resources` names nothing (135082)": classes(release),
+        "MemoryQoS": given == plain,
+        "request during a resize (140046)": resized(release),
+        "`/stats/summary`": summed_up({"volumeHealthStats": {"abnormal": True}}) == summed_up({}),
+        "anything else": replace(release, **of_1_37, oom_score_adj=CURRENT.oom_score_adj) == CURRENT,
+    }
+
+
+def test_what_1_37_changed_is_documented_and_done() -> None:
+    rows = [line.strip("| ").split(" | ") for line in ROWS.partition("\n## ")[0].splitlines()[3:] if line]
+    before, now = answers(era("kubelet-1.36")), answers(CURRENT)
+    assert [row[0] for row in rows] == list(now)
+    by_policy = [row[0] for row in rows if row[-1].startswith("by policy")]
+    assert by_policy == [key for key in now if now[key] != before[key]]
+    nothing = ("BestEffort", 1000, False, "spec.resources names no request or limit of cpu or memory", "Guaranteed")
+    asked = ("Burstable", 500, True, "not Guaranteed", "Guaranteed")
+    assert list(before.values()) == [[False, True, True], [False, False], {nothing}, True, "3", True, True]
+    assert list(now.values()) == [[True, True, True], [True, False], {asked}, True, "3", True, True]
+    assert [name for name in ERAS if over_its_limit(era(name), "Always") or era(name).huge_pages_apart] == [ERAS[0]]
 
 
 @given(crowds())

@@ -19,7 +19,7 @@ from monitor.policy.gosyntax import parse_float32
 from monitor.policy.layout import NO_OVERLAY, DiskLayout, overlay_containerfs
 from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class
+from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class_1_36
 from monitor.policy.quantity import Quantity, shown
 from monitor.policy.resources import pod_request, with_gate_off
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, Observation
@@ -164,8 +164,8 @@ def node_allocatable(given: Case, answer: Any) -> Pair:
 def pod_qos(given: Case, answer: Any) -> Pair:
     pod = pod_of(given, given["pod"])
     got = {
-        "qosClass": qos_class(pod),
-        "computedQOSClass": compute_qos_class(pod),
+        "qosClass": qos_class_1_36(pod),
+        "computedQOSClass": compute_qos_class(pod, empty_counts=True),
         "isCriticalPod": is_critical(pod),
         "isNodeCriticalPod": is_node_critical(pod),
         "isStaticPod": is_static(pod),
@@ -179,10 +179,11 @@ def oom_scores(given: Case, answer: Any) -> Pair:
     pod = pod_of(given, given["pod"])
     containers = (*pod.containers, *pod.init_containers)
     try:
-        scores = {c.name: oom_score_adj(pod, c.name, given["memoryCapacity"], KUBELET) for c in containers}
+        capacity = given["memoryCapacity"]
+        scores = {c.name: oom_score_adj(pod, c.name, capacity, KUBELET, qos_class_1_36) for c in containers}
     except PolicyError as error:
         return answer if "panic" in answer else {"refused": str(error)}, answer
-    return {"oomScoreAdj": scores, "qosClass": qos_class(pod)}, answer
+    return {"oomScoreAdj": scores, "qosClass": qos_class_1_36(pod)}, answer
 
 
 def rank(given: Case, answer: Any) -> Pair:

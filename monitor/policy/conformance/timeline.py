@@ -120,7 +120,7 @@ def _kill(eviction: Eviction) -> dict[str, Any]:
 
 
 def _admitted(pod: Pod, conditions: frozenset[str]) -> dict[str, Any]:
-    answer = admit(pod, conditions)
+    answer = admit(pod, conditions, KUBELET_1_36.qos_class)
     return {"admit": answer.admitted, "message": answer.message, "pod": pod.name, "reason": answer.reason}
 
 
