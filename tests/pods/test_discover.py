@@ -1,5 +1,6 @@
-"""Which pods `--pods auto` takes, and what it logs."""
+"""Which pods `--pods auto` takes, what it logs, and what the source reports of a cluster's pods."""
 
+import copy
 import dataclasses
 import sys
 from contextlib import closing
@@ -10,10 +11,13 @@ import pytest
 
 from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
-from monitor.pods import installations
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods import feed, installations
 from monitor.pods.access import Access, choose
+from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.installations import NodeKubelet
-from monitor.pods.source import settle
+from monitor.pods.model import Ends
+from monitor.pods.source import open_for, settle
 from monitor.pods.spec import Choice, without_cluster
 from monitor.settings.config import RunConfig
 from monitor.settings.read import check_enforced
@@ -22,6 +26,8 @@ from tests.commands import run
 from tests.daemon.config_files import kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
+from tests.pods.cluster import NODE, a_pod
+from tests.waiting import until
 
 api = live.fixture(lambda: closing(FakeApiServer()))
 kubelet = live.fixture(lambda: closing(FakeKubelet()))
@@ -154,6 +160,34 @@ def test_given_servers_that_cannot_be_had_are_refused_at_the_start(
             settle(RunConfig(pods=spec))
     assert settle(RunConfig(pods="cgroups")) == (Choice("cgroups", "as given"), None)
     assert settle(RunConfig(node_cgroup=str(tmp_path)))[0].spec == "cgroups"
+
+
+@pytest.mark.parametrize("kind", ["kubelet", "apiserver"])
+def test_ends_of_pods_and_a_server_that_is_away_are_reported(
+    api: FakeApiServer, kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    """By the source as the helper opens it."""
+    monkeypatch.setattr("monitor.pods.access.find_kubelet", NodeKubelet)
+    monkeypatch.setattr(feed, "POLL_S", 0.05)
+    kubelet.pods = pods = [api.store.create("pods", a_pod(name, f"uid-{name}")) for name in ("held", "hog")]
+    spec = f"kubelet:{kubelet.url}" if kind == "kubelet" else kind
+    config = RunConfig(pods=spec, node_name=NODE, kubeconfig=str(kubeconfig(tmp_path / "k", api.url)))
+    found = list[tuple[str, ...]]()
+    ends = Ends(lambda *evicted: found.append(evicted), lambda ending: found.append((ending,)))
+    with closing(open_for(config, Hierarchy(2, tmp_path), 1 << 30, state_dir=tmp_path, ends=ends)) as source:
+        assert isinstance(source, ClusterSource)
+        until(lambda: source.feed.synced, "the pods")
+        assert not source.is_failing
+        held, hog = changed = copy.deepcopy(pods)
+        held["metadata"]["deletionTimestamp"] = "2027-01-15T08:00:00Z"
+        hog["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "low"}
+        for one in changed:
+            api.store.update(("pods", "shop", one["metadata"]["name"]), lambda _, one=one: one)
+        kubelet.pods = changed
+        until(lambda: len(found) == 2, "their ends")
+        assert found == [("uid-held",), ("uid-hog", "shop/hog", "low")]
+        (kubelet if kind == "kubelet" else api).refuse()
+        until(lambda: source.is_failing, "a refused connection")
 
 
 def test_in_a_pod_the_name_of_the_node_has_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
