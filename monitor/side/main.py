@@ -50,7 +50,7 @@ from monitor.side.garbage import Garbage
 from monitor.side.health import Health, HotWatch
 from monitor.side.holds import Holds
 from monitor.side.left_changes import LeftChanges, wait_for_next_s
-from monitor.side.message_handler import Counts, MessageHandler
+from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
 from monitor.side.pod_sync import PodSync
 from monitor.side.pod_watch import PodWatch
@@ -112,7 +112,7 @@ class Side:
         self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.send = partial(channel.send, sock)
-        self.inbox, self.counts = Inbox(self.wake), Counts()
+        self.inbox = Inbox(self.wake)
         disks, mem_total = find_disks(config.nodefs, config.imagefs), meminfo.mem_total()
         self.node = node = self._made_state(hierarchy, mem_total)
         self.holds = Holds(node, self.log, self.send, config.holds)
@@ -155,7 +155,7 @@ class Side:
         self._open_races()
         self._open_cluster()
         set_capacity = self.processes.scores.set_capacity
-        parts = self.node, self.figures, self.counts, self.holds, self.disks, self.log, self.send, self.files
+        parts = self.figures, self.holds, self.disks, self.log, self.files
         self.messages = MessageHandler(*parts, set_capacity, self.reloader.ask, self.cluster)
         log_fd = self.races.fileno() if self.races is not None else None
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), log_fd):
@@ -303,9 +303,8 @@ class Side:
     def _metrics(self, server: Server) -> Metrics:
         from monitor.side.export.metrics import Metrics
 
-        known = self.node, self.figures, self.counts, self.health, self.holds, self.log, self.watch, self.disks
-        own = self.processes, self.reloader, self.files, self.lines
-        return Metrics(*known, *own, server, lambda: (self.races, self.cluster))
+        parts = self.health, self.holds, self.log, self.processes, self.reloader, self.files
+        return Metrics(*parts, server, lambda: (self.races, self.cluster))
 
     def _open_races(self) -> None:
         """The code that judges races is imported when the hot process knows its pods."""

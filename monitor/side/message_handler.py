@@ -6,9 +6,8 @@ Never slower than a queue: files are written and processes reaped by workers.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.codec import event_fields, present
-from monitor.link.messages import Braked, Released, SideMessage
+from monitor.link.messages import Braked, Released
 from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
@@ -94,35 +93,23 @@ _NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 
 
 @dataclass(eq=False)
-class Counts:
-    """For the metrics, since the helper started."""
-
-    decisions: Counter[str] = field(default_factory=Counter)  # by signal
-    oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
-    kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
-    given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
-
-
-@dataclass(eq=False)
 class MessageHandler:
     """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
 
     ``set_capacity(bytes)`` takes another size of the node's memory; ``reread()`` has the configuration read again.
     """
 
-    node: NodeState
     figures: Figures
-    counts: Counts
     holds: Holds
     disks: DiskWatch
     log: Log
-    send: Callable[[SideMessage], bool]
     files: Worker
     set_capacity: Callable[[int], object]
     reread: Callable[[], None]
     cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
+        self.node, self.counts, self.send = self.figures.node, self.figures.counts, self.figures.send
         self._era = era(self.node.config.policy)
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
@@ -168,7 +155,7 @@ class MessageHandler:
             return self._cannot_use(messages.NAMES[type(message)], f"{type(error).__name__}: {error}")
 
     def _cannot_use(self, kind: str, problem: str) -> bool:
-        self.figures.bad_messages += 1
+        self.counts.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 

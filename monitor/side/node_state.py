@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,15 +165,26 @@ _REFRESH_POLL_S = 0.005
 
 
 @dataclass(eq=False)
+class Counts:
+    """For the metrics, since the helper started."""
+
+    decisions: Counter[str] = field(default_factory=Counter)  # by signal
+    oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
+    kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
+    given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
+    bad_messages: int = 0  # of the hot process, that could not be used
+
+
+@dataclass(eq=False)
 class Figures:
-    """``send(message)`` reaches the hot process, which brings the counters up to date."""
+    """``send(message)`` reaches the hot process, which also brings the counters up to date."""
 
     node: NodeState
     stats: SharedStats
     send: Callable[[SideMessage], bool]
     table: DomainTable | None = None
     pins: Pins | None = None
-    bad_messages: int = 0  # of the hot process, that could not be used
+    counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
         self._counts: Map | None = None
@@ -221,7 +233,7 @@ class Figures:
         found = {f"ring_{n.removeprefix('lost_')}": count for n, count in self.counted().items() if "lost_" in n}
         found["decode"] = self.stats.get("records_bad")
         found["channel"] = self.stats.get("channel_dropped")
-        found["messages"] = self.bad_messages
+        found["messages"] = self.counts.bad_messages
         return found
 
     def over(self, found: FoundPod) -> dict[str, int]:

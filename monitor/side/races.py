@@ -116,7 +116,7 @@ class Races:
         try:
             self.event_builder.handle(message)
         except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
-            self.figures.bad_messages += 1
+            self.figures.counts.bad_messages += 1
             self.log.error(
                 "a message cannot be made an event",
                 type=NAMES[type(message)],

@@ -159,14 +159,13 @@ def exported_names(state_dir: Path) -> set[str]:
     """The names of samples, as scraped; also of families without a sample here."""
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
     parts = Parts(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
-    node, figures, holds, log, watch = parts.node, parts.figures, parts.holds, parts.log, parts.watch
+    node, figures, holds, log = parts.node, parts.figures, parts.holds, parts.log
     races, worker = parts.races(), Worker("none")
     cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"), worker)  # not asked
-    reloader = Reloader(node, figures.stats, parts.send, ignored, watch, log, ignored)
-    own = ProcessWatch(node, figures, holds, log, ignored, ignored), reloader, worker, worker
+    reloader = Reloader(node, figures.stats, parts.send, ignored, parts.watch, log, ignored)
+    own = ProcessWatch(node, figures, holds, log, ignored, ignored), reloader, worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
-    known = node, figures, parts.counts, parts.health, holds, log, watch, parts.disks
-    metrics = Metrics(*known, *own, http, lambda: (races, cluster))
+    metrics = Metrics(parts.health, holds, log, *own, http, lambda: (races, cluster))
     try:
         families = list(metrics.collect())
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}

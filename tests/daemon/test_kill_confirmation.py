@@ -144,7 +144,7 @@ def test_they_are_counted_and_logged_within_a_budget(tmp_path: Path, capfd: pyte
     handler = parts.handler()
     for _ in range(100):
         assert all(map(handler.handle, (step(), step(kind="kill"), step(exiting=True))))
-    assert parts.counts.kills_outside_node == 100
+    assert parts.figures.counts.kills_outside_node == 100
     parts.log.budget.flush(at_once=True)
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == BURST + 1

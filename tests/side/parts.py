@@ -13,7 +13,7 @@ from monitor.side.endpoints import Summary
 from monitor.side.export.log import Log
 from monitor.side.health import Health
 from monitor.side.holds import Holds
-from monitor.side.message_handler import Counts, MessageHandler
+from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
 from monitor.side.races import Races
 from monitor.side.worker import Worker
@@ -23,7 +23,7 @@ class Parts:
     """Nothing that they send arrives."""
 
     def __init__(self, config: RunConfig, *place: Any, table: Any = None, log: Any = None, **known: Any) -> None:
-        self.log, self.inbox, self.counts, self.send = log or Log(), Inbox(lambda: None), Counts(), lambda _: False
+        self.log, self.inbox, self.send = log or Log(), Inbox(lambda: None), lambda _: False
         self.node = NodeState(config, *place, os.getpid(), os.getpid(), **known)
         source = SimpleNamespace(unlisted=(), is_failing=False)
         self.watch: Any = SimpleNamespace(source=source, stalled_s=lambda: 0.0)
@@ -36,8 +36,8 @@ class Parts:
         self.summary = Summary(self.node, self.figures, self.health, lambda: None)
 
     def handler(self, files: Worker | None = None, scored: Any = lambda _: None, cluster: Any = None) -> MessageHandler:
-        about = self.counts, self.holds, self.disks, self.log, self.send, files or Worker("files")
-        return MessageHandler(self.node, self.figures, *about, scored, lambda: None, cluster)
+        about = self.figures, self.holds, self.disks, self.log, files or Worker("files")
+        return MessageHandler(*about, scored, lambda: None, cluster)
 
     def races(self) -> Races:
         return Races(self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send)

@@ -229,7 +229,7 @@ def test_a_message_about_what_cannot_be_read_is_counted(side: Node) -> None:
     races: Any = SimpleNamespace(recorder=None, _received=0, figures=side.figures, log=side.log)
     races.event_builder = SimpleNamespace(handle=refused)
     Races.handle(races, Stored(1))
-    assert side.figures.bad_messages == 1
+    assert side.figures.counts.bad_messages == 1
 
 
 def sampled(directory: Path) -> tuple[Sampler, dict[str, int], list[Any]]:

@@ -226,6 +226,11 @@ class Log:
         self._native = Journal() if self._journal and os.path.exists(SOCKET) else None
         self.budget = LogBudget(self)  # of the main thread, for lines that a pod can cause any number of
 
+    @property
+    def dropped(self) -> int:
+        """Lines that found no room before the worker."""
+        return 0 if self.worker is None else self.worker.dropped
+
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
         """Log one event; fields keep their order. A line that cannot be written is counted by the worker as dropped."""
         now = time.time()

@@ -30,7 +30,7 @@ from monitor.link.rare_messages import HELD_FOR, HOLD_ENDS
 from monitor.policy.releases import era
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
 from monitor.policy.suspension import REASONS
-from monitor.side.disk_watch import ACTIONS, Cleanup, DiskWatch
+from monitor.side.disk_watch import ACTIONS, Cleanup
 from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.export.race_metrics import race_metrics
@@ -43,8 +43,6 @@ from monitor.side.reload import Reloader, Reloads
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
     from monitor.side.export.http import Server
-    from monitor.side.message_handler import Counts
-    from monitor.side.pod_watch import PodWatch
     from monitor.side.process_watch import ProcessWatch
     from monitor.side.races import Races
     from monitor.side.worker import Worker
@@ -122,22 +120,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 class Metrics(Collector):
     """Collects from the helper's parts. ``late()``: those that are None at first, or for ever."""
 
-    node: NodeState
-    figures: Figures
-    counts: Counts
     health: Health
     holds: Holds
     log: Log
-    watch: PodWatch
-    disks: DiskWatch
     processes: ProcessWatch
     reloader: Reloader
     files: Worker
-    lines: Worker
     server: Server
     late: Callable[[], tuple[Races | None, Cluster | None]]
 
     def __post_init__(self) -> None:
+        self.node, self.figures = self.health.node, self.health.figures
         self.registry = CollectorRegistry(auto_describe=False)  # registering must not read the world
         self.registry.register(self)
 
@@ -176,12 +169,12 @@ class Metrics(Collector):
         text = "Times the table of page caches of memory cgroups was full; such page cache counts as working set."
         yield counter("memory_cgroups_uncounted", text, self.figures.counted().get("uncounted", 0))
         yield from reload_metrics(self.reloader.state)
-        yield from reclaim_metrics(self.disks.cleanup)
+        yield from reclaim_metrics(self.health.disks.cleanup)
         rungs = {name: name == node.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the hook in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(node.pods))
         text = "Pods with a cgroup that their source does not list (yet): not watched, never evicted."
-        source = self.watch.source
+        source = self.health.watch.source
         yield gauge("pods_unlisted", text, len(source.unlisted))
         text = "1 while the kubelet or API server that pods come from does not answer: its last pods stay in use."
         yield gauge("pods_source_failing", text, source.is_failing)
@@ -200,7 +193,7 @@ class Metrics(Collector):
         """What each signal reads and is compared with: in bytes, or a count of inodes or process ids."""
         node = self.node
         seen = memory_signals(node, domains)
-        seen |= {signal: (o.available, o.capacity) for signal, o in self.disks.observations.items()}
+        seen |= {signal: (o.available, o.capacity) for signal, o in self.health.disks.observations.items()}
         # What nothing observes here is never compared.
         thresholds = {(t.signal, "hard" if t.hard else "soft"): t for t in node.thresholds if t.signal in seen}
         for unit in ("bytes", "count"):
@@ -217,7 +210,7 @@ class Metrics(Collector):
         yield gauge("threshold_met", "1 while less than the threshold is available.", crossed, "signal", "kind")
 
     def _policy(self) -> Iterator[Metric]:
-        node, counts, stats = self.node, self.counts, self.figures.stats
+        node, counts, stats = self.node, self.figures.counts, self.figures.stats
         # What has labels is counted by the helper and starts at 0 with it; these two are the hot process's own counts.
         yield counter("pods_chosen", "Pods chosen for eviction, since the daemon started.", stats.get("decisions"))
         yield counter(
@@ -253,7 +246,7 @@ class Metrics(Collector):
         text = "Records written by the BPF programs, and read by the hot process."
         yield counter("records", text, records, "kind", "side")
         lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.figures.lost()
-        lost |= {"log": self.lines.dropped, "files": self.files.dropped, "processes": self.processes.scores.skipped}
+        lost |= {"log": self.log.dropped, "files": self.files.dropped, "processes": self.processes.scores.skipped}
         yield counter("events_lost", "Records dropped at a full ring, channel or queue.", lost, "where")
         dropped = {name: stats.get(f"dropped_{name}") for name in MESSAGES}
         text = "Messages to the helper process that were dropped, by type."
