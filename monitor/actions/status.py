@@ -8,8 +8,6 @@ is overwritten by another eviction. The newest 1000 of each are kept.
 from __future__ import annotations
 
 import json
-import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from monitor.kernel.durable import JsonFolder
 from monitor.policy.messages import NODE_MESSAGE, NODE_REASON
 from monitor.policy.pods import Pod
 
@@ -155,97 +154,28 @@ class StatusStore:
     """
 
     def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
-        self.pods = _Folder(state_dir / "pods", keep)
-        self.events = _Folder(state_dir / "events", keep)
-        self.node_events = _Folder(state_dir / "node-events", keep)
+        self.pods, self.events, self.node_events = (
+            JsonFolder(state_dir / name, keep, 0o640) for name in ("pods", "events", "node-events")
+        )
         self._paths: dict[str, Path] = {}  # eviction id -> its pod file, until its outcome is known
 
     def write(self, eviction: EvictedPod) -> Path:
         """Record an eviction; returns the pod's file. Trying again after an error never makes a second file."""
         path = self._paths.get(eviction.id)
         if path is None:
-            path = self._paths[eviction.id] = self.pods.write_new(stem(eviction.pod), pod_object(eviction))
+            path = self._paths[eviction.id] = self.pods.add(stem(eviction.pod), _text(pod_object(eviction)))
         if eviction.resource is not None:
-            self.node_events.replace(path.name, node_event_object(eviction))
-        self.events.replace(path.name, event_object(eviction))
+            self.node_events.replace(path.name, _text(node_event_object(eviction)))
+        self.events.replace(path.name, _text(event_object(eviction)))
         return path
 
     def finish(self, eviction: EvictedPod, outcome: Mapping[str, Any]) -> Path:
         """Add the outcome to the file of an eviction that was written before (or write it now)."""
         path = self.write(eviction)
-        self.pods.replace(path.name, pod_object(eviction, outcome))
+        self.pods.replace(path.name, _text(pod_object(eviction, outcome)))
         del self._paths[eviction.id]
         return path
 
 
-class _Folder:
-    """A directory of JSON files, the oldest of which go when there are too many."""
-
-    def __init__(self, path: Path, keep: int) -> None:
-        self.path = path
-        self._keep = keep
-        self._names: dict[str, None] | None = None  # oldest first; None: not looked yet
-
-    def write_new(self, name: str, content: Mapping[str, Any]) -> Path:
-        """Write ``name.json``, or ``name.2.json`` and so on when an older eviction of the same pod has that name."""
-        temporary = self._temporary(name, content)
-        try:
-            while True:
-                path = self.path / self._free(name)
-                try:
-                    os.link(temporary, path)  # unlike a rename it fails when the name is taken
-                    break
-                except FileExistsError:
-                    self._names = None  # another process put it there: look again
-        finally:
-            temporary.unlink()
-        self._added(path.name)
-        return path
-
-    def replace(self, file_name: str, content: Mapping[str, Any]) -> None:
-        """Write the file; it replaces an older one of that name."""
-        temporary = self._temporary(file_name.removesuffix(".json"), content)
-        try:
-            temporary.replace(self.path / file_name)
-        finally:
-            temporary.unlink(missing_ok=True)
-        self._added(file_name)
-
-    def _free(self, name: str) -> str:
-        """A file name that is not taken, after those of older evictions of the same pod."""
-        names = self._listed()
-        pattern = re.compile(re.escape(name) + r"(?:\.([1-9][0-9]{0,9}))?\.json")
-        numbers = [int(found[1] or 1) for other in names if (found := pattern.fullmatch(other))]
-        return f"{name}.{max(numbers) + 1}.json" if numbers else f"{name}.json"
-
-    def _listed(self) -> dict[str, None]:
-        if self._names is None:
-            with os.scandir(self.path) as entries:
-                found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
-            self._names = dict.fromkeys(name for _, name in sorted(found) if not name.startswith("."))
-        return self._names
-
-    def _added(self, file_name: str) -> None:
-        names = self._listed()
-        names.setdefault(file_name)
-        for oldest in list(names)[: max(0, len(names) - self._keep)]:
-            (self.path / oldest).unlink(missing_ok=True)
-            del names[oldest]
-
-    def _temporary(self, name: str, content: Mapping[str, Any]) -> Path:
-        """The content on disk, flushed, under a hidden name; new, whatever a daemon that was killed left there."""
-        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        temporary = self.path / f".{name[:200]}.tmp"
-        temporary.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(temporary, flags, 0o640)
-        try:
-            with open(fd, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        return temporary
+def _text(made: Mapping[str, Any]) -> bytes:
+    return json.dumps(made, indent=1).encode() + b"\n"

@@ -1,21 +1,94 @@
-"""Small files of the state dir that are whole at all times, also after a power cut."""
+"""Small files of the state dir that are whole at all times, also after a power cut. All of it may block."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Put a file with ``data`` in the place of ``path``, all of it or nothing. Raises OSError."""
-    temporary = path.with_name(path.name + ".new")
+    with _written(path, data, mode) as temporary:
+        temporary.rename(path)
+
+
+@contextmanager
+def _written(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """The data on disk, under a hidden name; a new file, whatever a daemon that was killed left there."""
+    temporary = path.with_name(f".{path.name.removesuffix('.json')[:200]}.tmp")
     temporary.unlink(missing_ok=True)
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power cut could leave an empty file
-        temporary.rename(path)
-    except OSError:
+            os.fsync(file.fileno())  # before it gets its name, or a power cut could leave an empty file
+        yield temporary
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
+
+
+class JsonFolder:
+    """A directory of files ``NAME.json``, of which the newest ``keep`` stay. Its methods raise OSError."""
+
+    def __init__(self, path: Path, keep: int, mode: int) -> None:
+        self.path = path
+        self._keep, self._mode = keep, mode
+        self._names: dict[str, None] | None = None  # oldest first; None: not looked yet
+
+    def add(self, name: str, data: bytes) -> Path:
+        """Write ``name.json``, or ``name.2.json`` and so on where an older file has that name."""
+        self._make()
+        while True:
+            path = self.path / self._free(name)
+            try:
+                with _written(path, data, self._mode) as temporary:
+                    os.link(temporary, path)  # unlike a rename it fails when the name is taken
+            except FileExistsError:
+                self._names = None  # another process put it there: look again
+            else:
+                self._added(path.name)
+                return path
+
+    def replace(self, file_name: str, data: bytes) -> None:
+        """Write the file; it replaces an older one of that name."""
+        self._make()
+        replace_file(self.path / file_name, data, self._mode)
+        self._added(file_name)
+
+    def remove(self, file_name: str) -> None:
+        (self.path / file_name).unlink(missing_ok=True)
+        if self._names is not None:
+            self._names.pop(file_name, None)
+
+    def listed(self) -> list[str]:
+        """The names of the files, oldest first."""
+        found = []
+        with os.scandir(self.path) as entries:
+            for one in entries:
+                if one.name.endswith(".json") and not one.name.startswith("."):
+                    with suppress(FileNotFoundError):  # removed meanwhile
+                        found.append((one.stat(follow_symlinks=False).st_mtime_ns, one.name))
+        return [name for _, name in sorted(found)]
+
+    def _make(self) -> None:
+        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+    def _known(self) -> dict[str, None]:
+        if self._names is None:
+            self._names = dict.fromkeys(self.listed())
+        return self._names
+
+    def _free(self, name: str) -> str:
+        pattern = re.compile(re.escape(name) + r"(?:\.([1-9][0-9]{0,9}))?\.json")
+        numbers = [int(found[1] or 1) for other in self._known() if (found := pattern.fullmatch(other))]
+        return f"{name}.{max(numbers) + 1}.json" if numbers else f"{name}.json"
+
+    def _added(self, file_name: str) -> None:
+        names = self._known()
+        names.setdefault(file_name)
+        for oldest in list(names)[: max(0, len(names) - self._keep)]:
+            (self.path / oldest).unlink(missing_ok=True)
+            del names[oldest]

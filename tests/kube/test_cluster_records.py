@@ -123,9 +123,11 @@ def test_records_outlive_the_daemon(tmp_path: Path, api: FakeApiServer) -> None:
 
 def test_the_newest_records_are_kept(tmp_path: Path) -> None:
     pending = PendingRecords(tmp_path, keep=2)
-    for number in range(4):
+    for number in range(6):
         pending.write(Record(str(number), "default", "web", "u", 0.0, {}, ()))
-    assert [one.id for one in pending.load(ignored)] == ["2", "3"]
+        if number == 4:
+            pending.remove("4")  # which makes room
+    assert [one.id for one in pending.load(ignored)] == ["3", "5"]
 
 
 # the two threads

@@ -6,10 +6,8 @@ this instance set. A killed daemon leaves its taints: `outrace unload` and the n
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,7 +16,7 @@ from monitor import documents
 from monitor.actions.status import EvictedPod, event, event_object, node_event_object, status_patch
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError, MonitorError
-from monitor.kernel.durable import replace_file
+from monitor.kernel.durable import JsonFolder
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.pods.access import Access
@@ -124,44 +122,32 @@ class JsonFiles(Generic[R]):
     """
 
     def __init__(self, path: Path, made: Callable[[dict[str, Any]], R], remedy: str, keep: int = KEEP) -> None:
-        self.path = path
+        self.path, self._folder = path, JsonFolder(path, keep, 0o600)
         self._made: Callable[[dict[str, Any]], R] = made
-        self._remedy, self._keep = remedy, keep
+        self._remedy = remedy
 
     def write(self, record: R) -> None:
         """Durable: a taint outlives a crash of the machine."""
-        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        replace_file(self.path / f"{record.id}.json", json.dumps(asdict(record)).encode())
-        for path in self._oldest_first()[: -self._keep]:
-            path.unlink(missing_ok=True)
+        self._folder.replace(f"{record.id}.json", json.dumps(asdict(record)).encode())
 
     def remove(self, record_id: str) -> None:
-        (self.path / f"{record_id}.json").unlink(missing_ok=True)
+        self._folder.remove(f"{record_id}.json")
 
     def load(self, on_problem: Callable[[str], object]) -> list[R]:
         """Records of the earlier daemon, oldest first. A file that cannot be read stays where it is."""
-        paths, found = list[Path](), list[R]()
+        names, found = list[str](), list[R]()
         try:
-            paths = self._oldest_first()
+            names = self._folder.listed()
         except (FileNotFoundError, PermissionError):
             pass  # none was written, or not for this user
         except OSError as error:
             on_problem(f"{self.path}: {error.strerror}")
-        for path in paths:
+        for path in (self.path / name for name in names):
             try:
                 found.append(self._made(documents.from_json(documents.decoded(documents.read_bytes(path)))))
             except (OSError, UnreadableError, TypeError, KeyError) as error:
                 on_problem(f"{path}: {type(error).__name__}: {error}; {self._remedy}")
         return found
-
-    def _oldest_first(self) -> list[Path]:
-        found = []
-        with os.scandir(self.path) as entries:
-            for one in entries:
-                if one.name.endswith(".json") and not one.name.startswith("."):
-                    with suppress(FileNotFoundError):  # removed meanwhile
-                        found.append((one.stat(follow_symlinks=False).st_mtime_ns, one.name))
-        return [self.path / name for _, name in sorted(found)]
 
 
 class PendingRecords(JsonFiles[Record]):
