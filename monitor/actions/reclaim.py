@@ -15,7 +15,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from monitor.actions.oomadj import Logger
 from monitor.kernel.procfs import Process
 from monitor.kernel.sched import take_time
 from monitor.owner import ChangeableError, check_alone, program, search_path
+from monitor.policy.layout import DELETE_IMAGES
 
 #: The kubelet gives one call to the container runtime 2 minutes (runtimeRequestTimeout).
 TIMEOUT_S = 120.0
@@ -35,55 +36,42 @@ DONE, FAILED, KILLED = RESULTS = ("done", "failed", "killed")
 
 
 class Cleaned(NamedTuple):
-    """What came of one action: one of `RESULTS`; bytes and inodes that are free since, of all file systems together."""
+    """What came of it: one of `RESULTS`; bytes and inodes that are free since, of all file systems together."""
 
-    action: str
     result: str
     freed_bytes: int = 0
     freed_inodes: int = 0
 
 
 class Reclaimer:
-    """Runs the commands of actions, one after the other, on a thread of its own that lives as long as they do.
-
-    ``commands``: action -> argv; empty for an action that is not configured. ``done(actions)`` is called from the
-    thread when all the actions of a request have been gone through, whatever became of them; without ``enforce`` it is
-    called too, but nothing is run. ``cleaned`` hears of each action that was run. ``paths`` are on the file systems on
-    which it is measured what came back.
+    """Runs ``command`` on a thread of its own that lives as long as that. ``done`` is called from there with what came
+    of it, measured on the file systems of ``paths``.
     """
 
     def __init__(
         self,
-        commands: Mapping[str, Sequence[str]],
-        enforce: bool,
-        done: Callable[[tuple[str, ...]], None],
+        command: Sequence[str],
+        done: Callable[[Cleaned], None],
         log: Logger,
-        timeout_s: float = TIMEOUT_S,
-        cleaned: Callable[[Cleaned], None] = lambda _: None,
         paths: Sequence[Path] = (),
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
-        self._commands, self._enforce, self._timeout_s, self._paths = commands, enforce, timeout_s, paths
-        self._done, self._log, self._cleaned = done, log, cleaned
+        self._command, self._done, self._log = command, done, log
+        self._paths, self._timeout_s = paths, timeout_s
         self._lock = threading.Lock()
-        self._queue: list[tuple[str, ...]] = []  # the first is under way
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # while the command runs
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         self._closed = False
 
-    def request(self, actions: Sequence[str]) -> None:
-        """Go through ``actions`` in order. The same actions asked for again before they are done are done once."""
-        wanted = tuple(actions)
+    def request(self) -> None:
+        """Run it; requested again before it has ended, it runs once."""
         with self._lock:
-            if self._closed or wanted in self._queue:
-                return
-            self._queue.append(wanted)
-            if len(self._queue) > 1:
-                return
-            self._thread = threading.Thread(target=self._run, name="reclaim", daemon=True)
-            self._thread.start()
+            if not self._closed and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="reclaim", daemon=True)
+                self._thread.start()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Kill the command that runs, and run no more."""
+        """Kill the command if it runs, and run it no more."""
         with self._lock:
             if self._closed:
                 return
@@ -97,33 +85,25 @@ class Reclaimer:
 
     def _run(self) -> None:
         take_time()
-        while True:
-            actions = self._queue[0]
-            for action in actions:
-                command = self._commands.get(action, ())
-                if command and self._enforce and not self._closed:
-                    try:
-                        self._cleaned(self._clean(action, command))
-                    except Exception as error:  # noqa: BLE001 - the end of the request is waited for
-                        problem = f"{type(error).__name__}: {error}"
-                        self._log("error", "clean-up failed", action=action, problem=problem)
-                        self._cleaned(Cleaned(action, FAILED))
-            with self._lock:
-                self._queue.pop(0)
-                more = bool(self._queue) and not self._closed
-            if not self._closed:
-                self._done(actions)
-            if not more:
-                return
+        try:
+            found = self._clean()
+        except Exception as error:  # noqa: BLE001 - its end is waited for
+            problem = f"{type(error).__name__}: {error}"
+            self._log("error", "clean-up failed", action=DELETE_IMAGES, problem=problem)
+            found = Cleaned(FAILED)
+        with self._lock:
+            self._thread = None
+        if not self._closed:
+            self._done(found)
 
-    def _clean(self, action: str, command: Sequence[str]) -> Cleaned:
-        fields: dict[str, object] = {"action": action, "command": shlex.join(command)}
+    def _clean(self) -> Cleaned:
+        fields: dict[str, object] = {"action": DELETE_IMAGES, "command": shlex.join(self._command)}
         before, began = dict(_free(self._paths)), time.monotonic()
         try:
-            status, output = run(command, self._timeout_s, self._closing)
+            status, output = run(self._command, self._timeout_s, self._closing)
         except (OSError, ValueError, ChangeableError) as error:  # ValueError: a NUL in it
             self._log("error", "clean-up could not be started", **fields, problem=str(error))
-            return Cleaned(action, FAILED)
+            return Cleaned(FAILED)
         fields["took_s"] = round(time.monotonic() - began, 3)
         after = dict(_free(before))
         size, inodes = (sum(after[path][n] - before[path][n] for path in after) for n in (0, 1))
@@ -134,7 +114,7 @@ class Reclaimer:
             self._log("error", "clean-up killed: it did not end in time", **fields, output=output)
         else:
             self._log("error", "clean-up failed", **fields, status=status, output=output)
-        return Cleaned(action, result, size, inodes)
+        return Cleaned(result, size, inodes)
 
 
 def _free(paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from monitor.errors import MonitorError
@@ -83,48 +82,6 @@ class WatchedThread(threading.Thread):
         return 0.0 if began is None else time.monotonic() - began
 
 
-# Node-level clean-up in the daemon: the hot process requests it, commands do it, the helper counts it.
-#: Actions that a command can do here; the kubelet, or the same command, removes dead containers.
-ACTIONS = (DELETE_IMAGES,)
-
-
-class Cleanup:
-    """``done(actions)`` is called from a thread when a requested clean-up has ended. ``paths`` are on the file
-    systems that are measured before and after.
-    """
-
-    def __init__(
-        self, config: RunConfig, paths: Sequence[Path], done: Callable[[tuple[str, ...]], None], log: Log
-    ) -> None:
-        self._config, self._paths, self._done, self._log = config, paths, done, log
-        self._reclaimer: Reclaimer | None = None
-        # For metrics, by action; written by the reclaimer's thread alone.
-        self.runs: Counter[tuple[str, str]] = Counter()
-        self.freed_bytes: Counter[str] = Counter()
-        self.freed_inodes: Counter[str] = Counter()
-
-    def request(self, actions: Sequence[str]) -> None:
-        """Clean up, where that is configured and enforced."""
-        if self._reclaimer is None:
-            from monitor.actions.reclaim import Reclaimer  # few nodes ever clean up
-
-            commands = {DELETE_IMAGES: self._config.reclaim_images}
-            self._reclaimer = Reclaimer(
-                commands, self._config.enforce, self._done, self._log, cleaned=self._count, paths=self._paths
-            )
-        self._reclaimer.request(actions)
-
-    def close(self, timeout_s: float) -> None:
-        """End the clean-up under way."""
-        if self._reclaimer is not None:
-            self._reclaimer.close(timeout_s)
-
-    def _count(self, one: Cleaned) -> None:
-        self.runs[one.action, one.result] += 1
-        self.freed_bytes[one.action] += max(0, one.freed_bytes)
-        self.freed_inodes[one.action] += max(0, one.freed_inodes)
-
-
 #: Between two samples. The kubelet's is 10 s; a disk that writes 2 GB/s fills what a threshold of 10 % of 100 GB keeps
 #: free in 5 s.
 PERIOD_S = 1.0
@@ -159,7 +116,10 @@ class DiskWatch:
         self._layout = DiskLayout(self.disks.layout_image_fs)
         self._thresholds = _of_disks(self.config)
         self._started = False
-        self.cleanup = Cleanup(self.config, self.disks[:2], self._clean, self.log)
+        self._reclaimer: Reclaimer | None = None
+        # For metrics; written by the reclaimer's thread alone.
+        self.cleanups: Counter[str] = Counter()  # by result
+        self.freed_bytes = self.freed_inodes = 0
 
         self._closing = threading.Event()
         self._sampler = WatchedThread("disks", self._turn, self._closing, self._failed)
@@ -224,9 +184,16 @@ class DiskWatch:
         measured = self._measured.get(uid)
         return None if measured is None else measured.stats
 
-    def reclaim(self, actions: Sequence[str]) -> None:
-        """Clean up the node (actions of `monitor.policy.layout`); the message that it is done has later figures."""
-        self.cleanup.request(actions)
+    def reclaim(self) -> None:
+        """Clean up the node, where that is configured and enforced; the message that it is done has later figures."""
+        if not (self.config.enforce and self.config.reclaim_images):
+            self._cleaned()
+            return
+        if self._reclaimer is None:
+            from monitor.actions.reclaim import Reclaimer  # few nodes ever clean up
+
+            self._reclaimer = Reclaimer(self.config.reclaim_images, self._count, self.log, self.disks[:2])
+        self._reclaimer.request()
 
     def stalled_s(self) -> float:
         """For how many seconds a call has been hanging, as on a dead network file system; 0 if none does."""
@@ -239,14 +206,21 @@ class DiskWatch:
         self._closing.set()
         for thread in (self._sampler, self._walker):
             thread.wake()
-        self.cleanup.close(timeout_s)
+        if self._reclaimer is not None:
+            self._reclaimer.close(timeout_s)
         for thread in (self._sampler, self._walker):
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _clean(self, actions: tuple[str, ...]) -> None:
+    def _count(self, one: Cleaned) -> None:
+        self.cleanups[one.result] += 1
+        self.freed_bytes += max(0, one.freed_bytes)
+        self.freed_inodes += max(0, one.freed_inodes)
+        self._cleaned()
+
+    def _cleaned(self) -> None:
         with self._lock:
-            self._reclaimed.extend(actions)
+            self._reclaimed.append(DELETE_IMAGES)
         self._sampler.wake()
 
     def _failed(self, error: Exception) -> None:

@@ -310,7 +310,7 @@ class MessageHandler:
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
-        self.disks.reclaim(tuple(message.actions))
+        self.disks.reclaim()
 
     def _on_reap(self, message: messages.Reap) -> None:
         pids, number = list(message.pids), message.id

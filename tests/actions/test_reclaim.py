@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from monitor.actions.reclaim import FAILED, Cleaned, Reclaimer, run
+from monitor.policy.layout import DELETE_IMAGES
 from tests import live
 from tests.log_lines import LogLines
 
-CONTAINERS, IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
 PYTHON = (sys.executable, "-S", "-E", "-c")
 Line = tuple[str, str, dict[str, Any]]
 
@@ -22,15 +22,15 @@ Line = tuple[str, str, dict[str, Any]]
 class Bench:
     """A reclaimer with what it logs and what it finished."""
 
-    def __init__(self, commands: dict[str, tuple[str, ...]], enforce: bool = True, timeout_s: float = 120.0) -> None:
+    def __init__(self, *command: str, timeout_s: float = 120.0) -> None:
         self.log = LogLines()
-        self.done: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
-        self.reclaimer = Reclaimer(commands, enforce, self.done.put, self.log, timeout_s)
+        self.done: queue.SimpleQueue[Cleaned] = queue.SimpleQueue()
+        self.reclaimer = Reclaimer(command, self.done.put, self.log, timeout_s=timeout_s)
 
-    def finished(self, *actions: str) -> Line | None:
-        """Wait for the end of a request; what was logged, if anything."""
-        assert self.done.get(timeout=live.TIMEOUT_S) == actions
-        return self.log.lines.pop(0) if self.log.lines else None
+    def ran(self) -> tuple[str, Line]:
+        """Request it, and wait for its end: the result, and what was logged."""
+        self.reclaimer.request()
+        return self.done.get(timeout=live.TIMEOUT_S).result, self.log.lines.pop(0)
 
 
 @pytest.fixture
@@ -40,27 +40,15 @@ def stop_fd() -> Iterator[int]:
     os.close(fd)
 
 
-def test_the_actions_are_gone_through_in_order(tmp_path: Path) -> None:
+def test_the_command_runs_without_a_shell(tmp_path: Path) -> None:
+    """What would be special to one is only text."""
     trace = tmp_path / "trace"
-    # Without a shell, what would be special to one is only text.
-    code = "import sys; open(sys.argv[1], 'a').write(sys.argv[2] + ' ')"
-    bench = Bench({name: (*PYTHON, code, str(trace), f"{name};$HOME") for name in (CONTAINERS, IMAGES)})
-    bench.reclaimer.request([CONTAINERS, IMAGES])
-    line = bench.finished(CONTAINERS, IMAGES)
-    assert trace.read_text() == f"{CONTAINERS};$HOME {IMAGES};$HOME "
-    assert line[:2] == ("info", "clean-up done")
-    assert line[2]["action"] == CONTAINERS
+    bench = Bench(*PYTHON, "import sys; open(sys.argv[1], 'a').write(sys.argv[2])", str(trace), "a;$HOME ")
+    for times in (1, 2):
+        result, (level, message, fields) = bench.ran()
+        assert (result, level, message, fields["action"]) == ("done", "info", "clean-up done", DELETE_IMAGES)
+        assert trace.read_text() == "a;$HOME " * times
     bench.reclaimer.close()
-
-
-def test_without_enforce_and_without_a_command_nothing_runs(tmp_path: Path) -> None:
-    trace = tmp_path / "trace"
-    for enforce, commands in ((False, {IMAGES: ("touch", str(trace))}), (True, {IMAGES: ()}), (True, {})):
-        bench = Bench(commands, enforce)
-        bench.reclaimer.request([CONTAINERS, IMAGES])
-        assert bench.finished(CONTAINERS, IMAGES) is None
-        bench.reclaimer.close()
-    assert not trace.exists()
 
 
 @pytest.mark.parametrize(
@@ -70,27 +58,20 @@ def test_without_enforce_and_without_a_command_nothing_runs(tmp_path: Path) -> N
         (("sh", "-c", "echo 'no space left'; kill -TERM $$"), {"status": -15}),
     ],
 )
-def test_a_failure_is_logged_with_its_last_line_and_the_next_action_runs(
-    tmp_path: Path, argv: tuple[str, ...], expected: dict[str, int]
-) -> None:
-    bench = Bench({CONTAINERS: argv, IMAGES: ("touch", str(tmp_path / "ran"))})
-    bench.reclaimer.request([CONTAINERS, IMAGES])
-    line = bench.finished(CONTAINERS, IMAGES)
-    assert line is not None
-    level, message, fields = line
-    assert (level, message) == ("error", "clean-up failed")
-    assert fields.items() >= {**expected, "output": "no space left", "action": CONTAINERS}.items()
-    assert (tmp_path / "ran").exists()
+def test_a_failure_is_logged_with_its_last_line(argv: tuple[str, ...], expected: dict[str, int]) -> None:
+    bench = Bench(*argv)
+    result, (level, message, fields) = bench.ran()
+    assert (result, level, message) == (FAILED, "error", "clean-up failed")
+    assert fields.items() >= {**expected, "output": "no space left", "action": DELETE_IMAGES}.items()
     bench.reclaimer.close()
 
 
 @pytest.mark.parametrize("argv", [("/nonexistent/crictl", "rmi"), ("/etc/passwd",), ("true", "\0")])
 def test_a_command_that_cannot_start_is_an_error_in_the_log(argv: tuple[str, ...]) -> None:
-    bench = Bench({IMAGES: argv})
+    bench = Bench(*argv)
     for _ in range(2):  # and the next request is heard
-        bench.reclaimer.request([IMAGES])
-        line = bench.finished(IMAGES)
-        assert line[:2] == ("error", "clean-up could not be started")
+        result, line = bench.ran()
+        assert (result, *line[:2]) == (FAILED, "error", "clean-up could not be started")
     bench.reclaimer.close()
 
 
@@ -99,15 +80,10 @@ def test_it_runs_in_no_users_directory(stop_fd: int, tmp_path: Path, monkeypatch
     assert run((*PYTHON, "import os; print(os.getcwd())"), 60, stop_fd) == (0, "/")
 
 
-def test_what_fails_unforeseen_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, cleaned = Bench({IMAGES: ("true",)}), queue.SimpleQueue[Cleaned]()
-    reclaimer = Reclaimer({IMAGES: ("true",)}, True, bench.done.put, bench.log, cleaned=cleaned.put)
+def test_what_fails_unforeseen_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.actions.reclaim.run", lambda *_: 1 // 0)
-    reclaimer.request([IMAGES])
-    line = bench.finished(IMAGES)
-    assert line is not None
-    assert line[2]["problem"].startswith("ZeroDivisionError")
-    assert cleaned.get_nowait() == Cleaned(IMAGES, FAILED)
+    result, line = Bench("true").ran()
+    assert (result, line[2]["problem"].partition(":")[0]) == (FAILED, "ZeroDivisionError")
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(stop_fd: int, tmp_path: Path) -> None:
@@ -132,9 +108,9 @@ def test_the_time_is_up(stop_fd: int) -> None:
     assert run(("sleep", "600"), 0.01, stop_fd) == (None, "")
     # One that never stops writing has no more time than another.
     assert run(("yes", "more"), 0.05, stop_fd)[0] is None
-    bench = Bench({CONTAINERS: ("sleep", "600")}, timeout_s=0.01)
-    bench.reclaimer.request([CONTAINERS])
-    assert bench.finished(CONTAINERS)[:2] == ("error", "clean-up killed: it did not end in time")
+    bench = Bench("sleep", "600", timeout_s=0.01)
+    result, line = bench.ran()
+    assert (result, *line[:2]) == ("killed", "error", "clean-up killed: it did not end in time")
     bench.reclaimer.close()
 
 
@@ -154,35 +130,32 @@ def test_much_output_is_read_and_only_its_end_kept(stop_fd: int) -> None:
     assert run((*PYTHON, code), 600, stop_fd) == (0, "True ''")
 
 
-def test_the_same_request_twice_is_done_once_and_another_after_it(tmp_path: Path) -> None:
+def test_the_same_request_twice_is_done_once(tmp_path: Path) -> None:
     gate, trace = tmp_path / "gate", tmp_path / "trace"
     os.mkfifo(gate)
     code = "import sys; open(sys.argv[1]).read(); open(sys.argv[2], 'a').write('x')"
-    bench = Bench({IMAGES: (*PYTHON, code, str(gate), str(trace)), CONTAINERS: ("true",)})
-    for actions in ([IMAGES], [IMAGES], [CONTAINERS], [IMAGES], [CONTAINERS]):
-        bench.reclaimer.request(actions)
-    assert bench.reclaimer._queue
+    bench = Bench(*PYTHON, code, str(gate), str(trace))
+    for _ in range(3):
+        bench.reclaimer.request()
     gate.write_text("go")
-    bench.finished(IMAGES)
-    bench.finished(CONTAINERS)
-    live.until(lambda: not bench.reclaimer._queue, "end of the requests")
+    assert bench.done.get(timeout=live.TIMEOUT_S).result == "done"
+    bench.reclaimer.close()
     assert bench.done.empty()
     assert trace.read_text() == "x"
-    bench.reclaimer.close()
 
 
 def test_closing_kills_what_runs_and_nothing_runs_after_it(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = "import os, signal, sys; open(sys.argv[1], 'w').write(str(os.getpid())); signal.pause()"
-    bench = Bench({CONTAINERS: (*PYTHON, code, str(pids)), IMAGES: ("touch", str(tmp_path / "ran"))})
-    bench.reclaimer.request([CONTAINERS, IMAGES])
+    bench = Bench(*PYTHON, code, str(pids))
+    bench.reclaimer.request()
     pid = int(live.until(lambda: pids.exists() and pids.read_text(), "the command"))
     bench.reclaimer.close()
     assert not live.alive(pid)
-    bench.reclaimer.request([IMAGES])
+    bench.reclaimer.request()
     bench.reclaimer.close()
     assert bench.done.empty()
-    assert not (tmp_path / "ran").exists()
+    assert pids.read_text() == str(pid)
 
 
 def test_a_clean_up_is_not_spared_by_the_oom_killer_as_the_monitor_is(stop_fd: int) -> None:

@@ -12,17 +12,13 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.disks import find_disks
 from monitor.link.messages import DiskFigures
 from monitor.pods.storage import Roots
-from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
+from monitor.policy.layout import DELETE_IMAGES
 from monitor.policy.signals import PID, Observation
-from monitor.settings.config import RunConfig
 from monitor.side import disk_watch
-from monitor.side.disk_watch import Cleanup
-from monitor.side.export.log import Log
 from monitor.side.export.metrics import reclaim_metrics
 from tests import live
 from tests.daemon.disk_bench import MI, SIZE, Bench
 from tests.daemon.disk_bench import bench as bench
-from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
 
 
@@ -98,20 +94,34 @@ def test_without_thresholds_and_limits_no_thread_wakes(bench: Bench) -> None:
 
 
 # --- clean-up ------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("enforce", [True, False])
-def test_a_clean_up_is_reported_with_the_disks_after_it(bench: Bench, enforce: bool) -> None:
-    junk = bench.node / "junk"
+def cleaned_up(watch: disk_watch.DiskWatch) -> dict[tuple[str, ...], float]:
+    """The metrics that are not 0."""
+    samples = (one for metric in reclaim_metrics(watch) for one in metric.samples if one.value)
+    return {(one.name.removeprefix("outrace_reclaim_"), *one.labels.values()): one.value for one in samples}
+
+
+@pytest.mark.parametrize(("enforce", "given"), [(True, True), (False, True), (True, False)])
+def test_a_clean_up_is_reported_with_the_disks_after_it(bench: Bench, enforce: bool, given: bool) -> None:
+    junk, runs = bench.node / "junk", enforce and given
     junk.write_bytes(bytes(4 * MI))
-    watch = bench.open({"nodefs.available": "6Mi"}, enforce=enforce, reclaim_images=("rm", str(junk)))
+    command = ("rm", str(junk)) if given else ()
+    watch = bench.open({"nodefs.available": "6Mi"}, enforce=enforce, reclaim_images=command)
     before = bench.next()
     assert before.observations["nodefs.available"][:2] == [4 * MI, SIZE]
-    watch.reclaim([DELETE_CONTAINERS, DELETE_IMAGES])
+    watch.reclaim()
     message = bench.until(lambda m: m.reclaimed)
-    assert message.reclaimed == [DELETE_CONTAINERS, DELETE_IMAGES]
-    assert message.observations["nodefs.available"][:2] == [SIZE if enforce else 4 * MI, SIZE]
+    assert message.reclaimed == [DELETE_IMAGES]
+    assert message.observations["nodefs.available"][:2] == [SIZE if runs else 4 * MI, SIZE]
     assert message.observations["nodefs.available"][2] > before.observations["nodefs.available"][2]
-    assert junk.exists() != enforce
-    assert [text for _, text, _ in bench.log.lines] == (["clean-up done"] if enforce else [])
+    assert junk.exists() != runs
+    assert [text for _, text, _ in bench.log.lines] == (["clean-up done"] if runs else [])
+    freed = {(f"freed_{what}_total", DELETE_IMAGES): n for what, n in (("bytes", 4.0 * MI), ("inodes", 1.0))}
+    once = {("runs_total", DELETE_IMAGES, DONE): 1.0, **freed}
+    assert cleaned_up(watch) == (once if runs else {})
+    if runs:
+        watch.reclaim()  # now there is nothing to remove
+        live.until(lambda: watch.cleanups[FAILED], "the next one")
+        assert cleaned_up(watch) == {**once, ("runs_total", DELETE_IMAGES, FAILED): 1.0}
 
 
 # --- trouble -------------------------------------------------------------------------------------------------------
@@ -166,23 +176,3 @@ def test_the_kubelet_s_pods_are_found_below_its_directory(bench: Bench) -> None:
     assert Roots.of(bench.disks) == Roots()
     (bench.node / "pods").mkdir()
     assert Roots.of(bench.disks) == Roots(pods=bench.node / "pods")
-
-
-# What the daemon counts of the clean-ups that it ran.
-def test_what_came_back_is_counted(mounts: Mounts) -> None:
-    disk = mounts.tmpfs("store", 16 << 20)
-    (disk / "dead").write_bytes(bytes(8 << 20))
-    config = RunConfig(enforce=True, reclaim_images=("rm", str(disk / "dead")))
-    done: list[tuple[str, ...]] = []
-    cleanup = Cleanup(config, [disk, disk, Path("/none")], done.append, Log("logfmt"))
-    for number in (1, 2):  # the second finds nothing to remove
-        cleanup.request([DELETE_CONTAINERS, DELETE_IMAGES])
-        live.until(lambda: len(done) == number, "the end of the clean-up")  # noqa: B023 - used before the next turn
-    cleanup.close(live.TIMEOUT_S)
-    samples = [one for metric in reclaim_metrics(cleanup) for one in metric.samples]
-    assert {(one.name, *one.labels.values()): one.value for one in samples if one.value} == {
-        ("outrace_reclaim_runs_total", DELETE_IMAGES, DONE): 1.0,
-        ("outrace_reclaim_runs_total", DELETE_IMAGES, FAILED): 1.0,
-        ("outrace_reclaim_freed_bytes_total", DELETE_IMAGES): float(8 << 20),
-        ("outrace_reclaim_freed_inodes_total", DELETE_IMAGES): 1.0,
-    }

@@ -27,10 +27,11 @@ from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.link.rare_messages import HELD_FOR, HOLD_ENDS
+from monitor.policy.layout import DELETE_IMAGES
 from monitor.policy.releases import era
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
 from monitor.policy.suspension import REASONS
-from monitor.side.disk_watch import ACTIONS, Cleanup
+from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.export.race_metrics import race_metrics
@@ -169,7 +170,7 @@ class Metrics(Collector):
         text = "Times the table of page caches of memory cgroups was full; such page cache counts as working set."
         yield counter("memory_cgroups_uncounted", text, self.figures.counted().get("uncounted", 0))
         yield from reload_metrics(self.reloader.state)
-        yield from reclaim_metrics(self.health.disks.cleanup)
+        yield from reclaim_metrics(self.health.disks)
         rungs = {name: name == node.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the hook in use.", rungs, "rung")
         yield gauge("pods", "Pods watched.", len(node.pods))
@@ -317,16 +318,16 @@ def reload_metrics(state: Reloads) -> Iterator[Metric]:
 
 
 # What node-level clean-up did, as metrics.
-def reclaim_metrics(cleanup: Cleanup) -> Iterator[Metric]:
+def reclaim_metrics(disks: DiskWatch) -> Iterator[Metric]:
     """Since the helper started."""
-    runs = {(action, result): cleanup.runs[action, result] for action in ACTIONS for result in RESULTS}
+    runs = {(DELETE_IMAGES, result): disks.cleanups[result] for result in RESULTS}
     yield counter(
         "reclaim_runs", "Clean-ups of the node before an eviction, by action and result.", runs, "action", "result"
     )
     text = "Bytes freed by clean-ups."
-    yield counter("reclaim_freed_bytes", text, {action: cleanup.freed_bytes[action] for action in ACTIONS}, "action")
+    yield counter("reclaim_freed_bytes", text, {DELETE_IMAGES: disks.freed_bytes}, "action")
     text = "Inodes freed by clean-ups."
-    yield counter("reclaim_freed_inodes", text, {action: cleanup.freed_inodes[action] for action in ACTIONS}, "action")
+    yield counter("reclaim_freed_inodes", text, {DELETE_IMAGES: disks.freed_inodes}, "action")
 
 
 # Metrics of pods that are held. What is counted here starts at 0 with the helper.
