@@ -13,16 +13,14 @@ import select
 import shlex
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from monitor.actions.oomadj import Logger
 from monitor.kernel.procfs import Process
-from monitor.kernel.sched import take_time
 from monitor.owner import ChangeableError, check_alone, program, search_path
 from monitor.policy.layout import DELETE_IMAGES
 
@@ -43,78 +41,36 @@ class Cleaned(NamedTuple):
     freed_inodes: int = 0
 
 
-class Reclaimer:
-    """Runs ``command`` on a thread of its own that lives as long as that. ``done`` is called from there with what came
-    of it, measured on the file systems of ``paths``.
-    """
+def clean(
+    command: Sequence[str], paths: Sequence[Path], log: Logger, stop_fd: int, timeout_s: float = TIMEOUT_S
+) -> Cleaned:
+    """Run ``command`` to its end, as `run` does; what it freed is measured on the file systems of ``paths``."""
+    try:
+        return _clean(command, paths, log, stop_fd, timeout_s)
+    except Exception as error:  # noqa: BLE001 - its end is waited for
+        log("error", "clean-up failed", action=DELETE_IMAGES, problem=f"{type(error).__name__}: {error}")
+        return Cleaned(FAILED)
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        done: Callable[[Cleaned], None],
-        log: Logger,
-        paths: Sequence[Path] = (),
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self._command, self._done, self._log = command, done, log
-        self._paths, self._timeout_s = paths, timeout_s
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None  # while the command runs
-        self._closing = os.eventfd(0, os.EFD_CLOEXEC)
-        self._closed = False
 
-    def request(self) -> None:
-        """Run it; requested again before it has ended, it runs once."""
-        with self._lock:
-            if not self._closed and self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="reclaim", daemon=True)
-                self._thread.start()
-
-    def close(self, timeout_s: float = 2.0) -> None:
-        """Kill the command if it runs, and run it no more."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            thread = self._thread
-        os.eventfd_write(self._closing, 1)
-        if thread is not None:
-            thread.join(timeout_s)
-        if thread is None or not thread.is_alive():
-            os.close(self._closing)
-
-    def _run(self) -> None:
-        take_time()
-        try:
-            found = self._clean()
-        except Exception as error:  # noqa: BLE001 - its end is waited for
-            problem = f"{type(error).__name__}: {error}"
-            self._log("error", "clean-up failed", action=DELETE_IMAGES, problem=problem)
-            found = Cleaned(FAILED)
-        with self._lock:
-            self._thread = None
-        if not self._closed:
-            self._done(found)
-
-    def _clean(self) -> Cleaned:
-        fields: dict[str, object] = {"action": DELETE_IMAGES, "command": shlex.join(self._command)}
-        before, began = dict(_free(self._paths)), time.monotonic()
-        try:
-            status, output = run(self._command, self._timeout_s, self._closing)
-        except (OSError, ValueError, ChangeableError) as error:  # ValueError: a NUL in it
-            self._log("error", "clean-up could not be started", **fields, problem=str(error))
-            return Cleaned(FAILED)
-        fields["took_s"] = round(time.monotonic() - began, 3)
-        after = dict(_free(before))
-        size, inodes = (sum(after[path][n] - before[path][n] for path in after) for n in (0, 1))
-        result = DONE if status == 0 else KILLED if status is None else FAILED
-        if result == DONE:
-            self._log("info", "clean-up done", **fields, freed_bytes=size, freed_inodes=inodes)
-        elif result == KILLED:
-            self._log("error", "clean-up killed: it did not end in time", **fields, output=output)
-        else:
-            self._log("error", "clean-up failed", **fields, status=status, output=output)
-        return Cleaned(result, size, inodes)
+def _clean(command: Sequence[str], paths: Sequence[Path], log: Logger, stop_fd: int, timeout_s: float) -> Cleaned:
+    fields: dict[str, object] = {"action": DELETE_IMAGES, "command": shlex.join(command)}
+    before, began = dict(_free(paths)), time.monotonic()
+    try:
+        status, output = run(command, timeout_s, stop_fd)
+    except (OSError, ValueError, ChangeableError) as error:  # ValueError: a NUL in it
+        log("error", "clean-up could not be started", **fields, problem=str(error))
+        return Cleaned(FAILED)
+    fields["took_s"] = round(time.monotonic() - began, 3)
+    after = dict(_free(before))
+    size, inodes = (sum(after[path][n] - before[path][n] for path in after) for n in (0, 1))
+    result = DONE if status == 0 else KILLED if status is None else FAILED
+    if result == DONE:
+        log("info", "clean-up done", **fields, freed_bytes=size, freed_inodes=inodes)
+    elif result == KILLED:
+        log("error", "clean-up killed: it did not end in time", **fields, output=output)
+    else:
+        log("error", "clean-up failed", **fields, status=status, output=output)
+    return Cleaned(result, size, inodes)
 
 
 def _free(paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:

@@ -7,6 +7,7 @@ pod is over a limit of its own, and when a clean-up is done: `DiskWatch.take` ha
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
@@ -32,9 +33,7 @@ from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-
-if TYPE_CHECKING:
-    from monitor.actions.reclaim import Cleaned, Reclaimer
+from monitor.side.worker import Worker
 
 
 # A thread that works in turns and can be seen to hang in one.
@@ -116,8 +115,9 @@ class DiskWatch:
         self._layout = DiskLayout(self.disks.layout_image_fs)
         self._thresholds = _of_disks(self.config)
         self._started = False
-        self._reclaimer: Reclaimer | None = None
-        # For metrics; written by the reclaimer's thread alone.
+        self._cleaner: Worker | None = None
+        self._stop_fd = -1  # readable: a clean-up is to end
+        # For metrics; written by the cleaner's thread alone.
         self.cleanups: Counter[str] = Counter()  # by result
         self.freed_bytes = self.freed_inodes = 0
 
@@ -189,11 +189,9 @@ class DiskWatch:
         if not (self.config.enforce and self.config.reclaim_images):
             self._cleaned()
             return
-        if self._reclaimer is None:
-            from monitor.actions.reclaim import Reclaimer  # few nodes ever clean up
-
-            self._reclaimer = Reclaimer(self.config.reclaim_images, self._count, self.log, self.disks[:2])
-        self._reclaimer.request()
+        if self._cleaner is None:  # few nodes ever clean up
+            self._stop_fd, self._cleaner = os.eventfd(0, os.EFD_CLOEXEC), Worker("clean-up", 1)
+        self._cleaner.submit(self._clean)
 
     def stalled_s(self) -> float:
         """For how many seconds a call has been hanging, as on a dead network file system; 0 if none does."""
@@ -206,13 +204,18 @@ class DiskWatch:
         self._closing.set()
         for thread in (self._sampler, self._walker):
             thread.wake()
-        if self._reclaimer is not None:
-            self._reclaimer.close(timeout_s)
+        if self._cleaner is not None:
+            os.eventfd_write(self._stop_fd, 1)
+            self._cleaner.close(timeout_s)
         for thread in (self._sampler, self._walker):
             if thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _count(self, one: Cleaned) -> None:
+    def _clean(self) -> None:
+        from monitor.actions.reclaim import clean
+
+        take_time()
+        one = clean(self.config.reclaim_images, self.disks[:2], self.log, self._stop_fd)
         self.cleanups[one.result] += 1
         self.freed_bytes += max(0, one.freed_bytes)
         self.freed_inodes += max(0, one.freed_inodes)

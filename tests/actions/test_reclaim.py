@@ -1,7 +1,6 @@
 """Clean-up commands: real ones, run to their end, killed with their children, never run when only observing."""
 
 import os
-import queue
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,27 +9,13 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.reclaim import FAILED, Cleaned, Reclaimer, run
+from monitor.actions.reclaim import FAILED, clean, run
 from monitor.policy.layout import DELETE_IMAGES
 from tests import live
 from tests.log_lines import LogLines
 
 PYTHON = (sys.executable, "-S", "-E", "-c")
 Line = tuple[str, str, dict[str, Any]]
-
-
-class Bench:
-    """A reclaimer with what it logs and what it finished."""
-
-    def __init__(self, *command: str, timeout_s: float = 120.0) -> None:
-        self.log = LogLines()
-        self.done: queue.SimpleQueue[Cleaned] = queue.SimpleQueue()
-        self.reclaimer = Reclaimer(command, self.done.put, self.log, timeout_s=timeout_s)
-
-    def ran(self) -> tuple[str, Line]:
-        """Request it, and wait for its end: the result, and what was logged."""
-        self.reclaimer.request()
-        return self.done.get(timeout=live.TIMEOUT_S).result, self.log.lines.pop(0)
 
 
 @pytest.fixture
@@ -40,15 +25,20 @@ def stop_fd() -> Iterator[int]:
     os.close(fd)
 
 
-def test_the_command_runs_without_a_shell(tmp_path: Path) -> None:
+def cleaned(stop_fd: int, *command: str, timeout_s: float = 120.0) -> tuple[str, Line]:
+    """The result, and what was logged."""
+    log = LogLines()
+    result = clean(command, (), log, stop_fd, timeout_s).result
+    (line,) = log.lines
+    return result, line
+
+
+def test_the_command_runs_without_a_shell(stop_fd: int, tmp_path: Path) -> None:
     """What would be special to one is only text."""
-    trace = tmp_path / "trace"
-    bench = Bench(*PYTHON, "import sys; open(sys.argv[1], 'a').write(sys.argv[2])", str(trace), "a;$HOME ")
-    for times in (1, 2):
-        result, (level, message, fields) = bench.ran()
-        assert (result, level, message, fields["action"]) == ("done", "info", "clean-up done", DELETE_IMAGES)
-        assert trace.read_text() == "a;$HOME " * times
-    bench.reclaimer.close()
+    trace, code = tmp_path / "trace", "import sys; open(sys.argv[1], 'a').write(sys.argv[2])"
+    result, (level, message, fields) = cleaned(stop_fd, *PYTHON, code, str(trace), "a;$HOME")
+    assert (result, level, message, fields["action"]) == ("done", "info", "clean-up done", DELETE_IMAGES)
+    assert trace.read_text() == "a;$HOME"
 
 
 @pytest.mark.parametrize(
@@ -58,21 +48,16 @@ def test_the_command_runs_without_a_shell(tmp_path: Path) -> None:
         (("sh", "-c", "echo 'no space left'; kill -TERM $$"), {"status": -15}),
     ],
 )
-def test_a_failure_is_logged_with_its_last_line(argv: tuple[str, ...], expected: dict[str, int]) -> None:
-    bench = Bench(*argv)
-    result, (level, message, fields) = bench.ran()
+def test_a_failure_is_logged_with_its_last_line(stop_fd: int, argv: tuple[str, ...], expected: dict[str, int]) -> None:
+    result, (level, message, fields) = cleaned(stop_fd, *argv)
     assert (result, level, message) == (FAILED, "error", "clean-up failed")
     assert fields.items() >= {**expected, "output": "no space left", "action": DELETE_IMAGES}.items()
-    bench.reclaimer.close()
 
 
 @pytest.mark.parametrize("argv", [("/nonexistent/crictl", "rmi"), ("/etc/passwd",), ("true", "\0")])
-def test_a_command_that_cannot_start_is_an_error_in_the_log(argv: tuple[str, ...]) -> None:
-    bench = Bench(*argv)
-    for _ in range(2):  # and the next request is heard
-        result, line = bench.ran()
-        assert (result, *line[:2]) == (FAILED, "error", "clean-up could not be started")
-    bench.reclaimer.close()
+def test_a_command_that_cannot_start_is_an_error_in_the_log(stop_fd: int, argv: tuple[str, ...]) -> None:
+    result, line = cleaned(stop_fd, *argv)
+    assert (result, *line[:2]) == (FAILED, "error", "clean-up could not be started")
 
 
 def test_it_runs_in_no_users_directory(stop_fd: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +65,9 @@ def test_it_runs_in_no_users_directory(stop_fd: int, tmp_path: Path, monkeypatch
     assert run((*PYTHON, "import os; print(os.getcwd())"), 60, stop_fd) == (0, "/")
 
 
-def test_what_fails_unforeseen_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_unforeseen_is_reported_too(stop_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.actions.reclaim.run", lambda *_: 1 // 0)
-    result, line = Bench("true").ran()
+    result, line = cleaned(stop_fd, "true")
     assert (result, line[2]["problem"].partition(":")[0]) == (FAILED, "ZeroDivisionError")
 
 
@@ -108,10 +93,8 @@ def test_the_time_is_up(stop_fd: int) -> None:
     assert run(("sleep", "600"), 0.01, stop_fd) == (None, "")
     # One that never stops writing has no more time than another.
     assert run(("yes", "more"), 0.05, stop_fd)[0] is None
-    bench = Bench("sleep", "600", timeout_s=0.01)
-    result, line = bench.ran()
+    result, line = cleaned(stop_fd, "sleep", "600", timeout_s=0.01)
     assert (result, *line[:2]) == ("killed", "error", "clean-up killed: it did not end in time")
-    bench.reclaimer.close()
 
 
 def test_what_a_command_leaves_running_is_not_waited_for(stop_fd: int) -> None:
@@ -128,34 +111,6 @@ def test_much_output_is_read_and_only_its_end_kept(stop_fd: int) -> None:
     assert run(("printf", r"a\377b"), 600, stop_fd) == (0, "a\ufffdb")
     code = "import os, sys; print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()))"  # no terminal, no input
     assert run((*PYTHON, code), 600, stop_fd) == (0, "True ''")
-
-
-def test_the_same_request_twice_is_done_once(tmp_path: Path) -> None:
-    gate, trace = tmp_path / "gate", tmp_path / "trace"
-    os.mkfifo(gate)
-    code = "import sys; open(sys.argv[1]).read(); open(sys.argv[2], 'a').write('x')"
-    bench = Bench(*PYTHON, code, str(gate), str(trace))
-    for _ in range(3):
-        bench.reclaimer.request()
-    gate.write_text("go")
-    assert bench.done.get(timeout=live.TIMEOUT_S).result == "done"
-    bench.reclaimer.close()
-    assert bench.done.empty()
-    assert trace.read_text() == "x"
-
-
-def test_closing_kills_what_runs_and_nothing_runs_after_it(tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    code = "import os, signal, sys; open(sys.argv[1], 'w').write(str(os.getpid())); signal.pause()"
-    bench = Bench(*PYTHON, code, str(pids))
-    bench.reclaimer.request()
-    pid = int(live.until(lambda: pids.exists() and pids.read_text(), "the command"))
-    bench.reclaimer.close()
-    assert not live.alive(pid)
-    bench.reclaimer.request()
-    bench.reclaimer.close()
-    assert bench.done.empty()
-    assert pids.read_text() == str(pid)
 
 
 def test_a_clean_up_is_not_spared_by_the_oom_killer_as_the_monitor_is(stop_fd: int) -> None:

@@ -1,5 +1,6 @@
 """The disk watch: process ids, limits of local storage, clean-up, and what goes wrong."""
 
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,16 @@ def test_a_clean_up_is_reported_with_the_disks_after_it(bench: Bench, enforce: b
         watch.reclaim()  # now there is nothing to remove
         live.until(lambda: watch.cleanups[FAILED], "the next one")
         assert cleaned_up(watch) == {**once, ("runs_total", DELETE_IMAGES, FAILED): 1.0}
+
+
+def test_closing_kills_a_clean_up(bench: Bench, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    watch = bench.open({}, enforce=True, reclaim_images=(sys.executable, "-c", code, str(pids)))
+    watch.reclaim()
+    pid = int(live.until(lambda: pids.exists() and pids.read_text(), "the command"))
+    watch.close(live.TIMEOUT_S)
+    assert not live.alive(pid)
 
 
 # --- trouble -------------------------------------------------------------------------------------------------------
