@@ -53,14 +53,13 @@ class Roots(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found. `took_s` is how long it took, `at_s` when it ended (`time.monotonic`). Not ``complete``: a
-    directory was too large to be counted to its end. ``problems``: one line each, with the remedy.
+    """What was found. `took_s` is how long it took, `at_s` when it ended (`time.monotonic`). ``problems``: one line
+    each, with the remedy.
     """
 
     stats: PodStats
     took_s: float
     at_s: float
-    complete: bool = True
     problems: tuple[str, ...] = ()
 
     def due_s(self, urgent: bool) -> float:
@@ -84,12 +83,12 @@ def process_stats(found: FoundPod) -> PodStats:
 
 
 def measure(found: FoundPod, roots: Roots | None = None, stop: Callable[[], bool] = lambda: False) -> Measured:
-    """Measure a pod; ``stop()`` ends it early, incomplete. Takes as long as its directories are large."""
+    """Measure a pod; ``stop()`` ends it early. Takes as long as its directories are large."""
     began = time.monotonic()
     look = _Look(found, roots or Roots(), stop, began + DEADLINE_S)
     stats = look.stats()
     now = time.monotonic()
-    return Measured(stats, now - began, now, look.complete, tuple(look.problems))
+    return Measured(stats, now - began, now, tuple(look.problems))
 
 
 @dataclass
@@ -100,7 +99,6 @@ class _Look:
     roots: Roots
     stop: Callable[[], bool]
     end_s: float  # of all its directories together (`time.monotonic`): each pod is measured before one is evicted
-    complete: bool = True
     problems: list[str] = field(default_factory=list)
 
     @cached_property
@@ -154,7 +152,6 @@ class _Look:
             self._problem(f"{error}; what it holds is not counted")
             return None
         if usage is not None and not usage.complete:
-            self.complete = False
             self._problem(f"{path} has more files than can be counted in one go; it counts as those")
         return usage
 

@@ -121,8 +121,9 @@ def test_records_outlive_the_daemon(tmp_path: Path, api: FakeApiServer) -> None:
     assert PendingRecords(tmp_path).load(problems.append) == []
 
 
-def test_the_newest_records_are_kept(tmp_path: Path) -> None:
-    pending = PendingRecords(tmp_path, keep=2)
+def test_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.side.cluster.record.KEEP", 2)
+    pending = PendingRecords(tmp_path)
     for number in range(6):
         pending.write(Record(str(number), "default", "web", "u", 0.0, {}, ()))
         if number == 4:

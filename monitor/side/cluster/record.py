@@ -117,12 +117,12 @@ R = TypeVar("R", Record, TaintRecord)
 
 
 class JsonFiles(Generic[R]):
-    """A file for each record, ``ID.json``, of which the newest ``keep`` stay. Its methods may block, and all but `load`
+    """A file for each record, ``ID.json``, of which the newest `KEEP` stay. Its methods may block, and all but `load`
     raise OSError.
     """
 
-    def __init__(self, path: Path, made: Callable[[dict[str, Any]], R], remedy: str, keep: int = KEEP) -> None:
-        self.path, self._folder = path, JsonFolder(path, keep, 0o600)
+    def __init__(self, path: Path, made: Callable[[dict[str, Any]], R], remedy: str) -> None:
+        self.path, self._folder = path, JsonFolder(path, KEEP, 0o600)
         self._made: Callable[[dict[str, Any]], R] = made
         self._remedy = remedy
 
@@ -153,11 +153,11 @@ class JsonFiles(Generic[R]):
 class PendingRecords(JsonFiles[Record]):
     """``STATE/cluster``."""
 
-    def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
+    def __init__(self, state_dir: Path) -> None:
         def made(of: dict[str, Any]) -> Record:
             return Record(**{**of, "events": tuple(of["events"])})
 
-        super().__init__(state_dir / "cluster", made, "remove it", keep)
+        super().__init__(state_dir / "cluster", made, "remove it")
 
 
 class TaintRecords(JsonFiles[TaintRecord]):
