@@ -170,7 +170,7 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
     layout = DiskLayout(run_config.layout_image_fs)
     reserved = resolved.reserved
     return resolved._replace(config=run_config), Node(
-        capacity, reserved["systemReserved"], reserved["kubeReserved"], layout, huge_pages
+        capacity, reserved["systemReserved"], reserved["kubeReserved"], layout, huge_pages, _protected(run_config)
     )
 
 
@@ -191,6 +191,16 @@ def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
     apart = huge_pages if run_config.huge_pages_apart else 0
     capacity = {signals.MEMORY: total - apart, signals.ALLOCATABLE_MEMORY: max(0, total - kept)}
     return {signal: capacity[kubelets] for signal, kubelets in signals.KUBELETS.items()}, huge_pages
+
+
+def _protected(run_config: RunConfig) -> int:
+    """Bytes that memory.min protects on this node at most: a cgroup below protects no more than these."""
+    from monitor.kernel import cgroupfs, limits
+
+    hierarchy = cgroupfs.detect()
+    node = cgroupfs.resolve(hierarchy, run_config.node_cgroup) if run_config.node_cgroup else hierarchy.root
+    found = (limits.number(None, f"{path}/memory.min", limits.EVERYTHING) for path in node.iterdir() if path.is_dir())
+    return sum(protected or 0 for protected in found)
 
 
 def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:

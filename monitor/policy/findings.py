@@ -40,7 +40,8 @@ _LEAST_BYTES = 1 << 20
 @dataclass(frozen=True)
 class Node:
     """What is known of the node: capacities by signal in bytes, inodes or pids (absent: not known), what is reserved
-    for the system and for Kubernetes itself by resource, the layout of its disks, and bytes of memory in huge pages.
+    for the system and for Kubernetes itself by resource, the layout of its disks, bytes of memory in huge pages, and
+    bytes that memory.min protects.
     """
 
     capacity: Mapping[str, int] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class Node:
     kube_reserved: Mapping[str, Quantity] = field(default_factory=dict)
     layout: DiskLayout = SINGLE_DISK
     huge_pages: int = 0
+    protected: int = 0
 
 
 def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: Era = CURRENT) -> list[str]:
@@ -64,6 +66,7 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
         *_units([e for e in thresholds if not e.copy], node),
         *_lost_units(settings, node),
         *_below_huge_pages(thresholds, node, rules),
+        *_protected([e for e in thresholds if not e.copy], node),
         *_soft_below_hard(thresholds, node),
         *_copies(thresholds, node),
         *_replaced(settings, rules, node.layout),
@@ -197,6 +200,18 @@ def _below_huge_pages(thresholds: Sequence[Effective], node: Node, rules: Era) -
                 f"{e.origin}: {t.signal}: {e.text} is never met: under {rules.name} huge pages count as available, "
                 f"here {shown(t.signal, node.huge_pages)}, and memory runs out before less is; raise it above that, "
                 f"or give --policy {CURRENT.name} if no older kubelet runs here"
+            )
+
+
+def _protected(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+    """What the kernel keeps by memory.min may be page cache, which counts as available by one formula."""
+    for e in thresholds if node.protected else ():
+        signal = e.threshold.signal
+        if signal == sig.RECLAIMABLE:
+            most = shown(signal, min(node.protected, node.capacity.get(signal, node.protected)))
+            yield (
+                f"{e.origin}: {signal}: page cache that memory.min protects counts as available, here up to {most}, "
+                "and the kernel does not reclaim it; give memory.available, or a threshold above that"
             )
 
 
