@@ -94,7 +94,7 @@ class PassRecorder:
                 slow=self._disk_orders,
                 may_act=may_act,
                 busy=one.busy,
-                # The kernel's trigger had been pulled already, and its victim was not known yet.
+                # Another pod was signalled already: by the kernel's trigger, or before the pass.
                 held=one.answer == EVICT and one.acted is None,
                 coming=one.coming,
                 forced=one.forced,

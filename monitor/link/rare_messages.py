@@ -37,7 +37,7 @@ class Pass(NamedTuple):
     slow: Mapping[str, Rows]  # {signal: first candidates for it}; of disks and process ids
     may_act: bool
     busy: bool  # a pod is being evicted
-    held: bool  # the kernel's trigger had been pulled, and its victim was not known
+    held: bool  # another pod was signalled already: by the kernel's trigger, or before the pass
     crossed_ns: int  # 0: no crossing led to it
     decided_ns: int | None  # null: nothing was done
     fired: Sequence[str] | None  # uid and name of the pod that the kernel's trigger had taken

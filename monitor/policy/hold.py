@@ -2,8 +2,8 @@
 
 docs/hold.md has the rules ("How outrace decides"); reasons that are in no rule:
 
-* A frozen pod's cap bounds the one system call that allocates everything. The cap of each allows the whole share
-  (`Look.freezes`), because v2 kills a pod that reaches its cap before the freeze (4 pods with 1 MiB each, in a guest).
+* The freezer stops no system call that has begun: the cap bounds what it allocates. Each frozen pod's cap has the whole
+  share, undivided (`Look.freezes`), because v2 kills a pod at its cap before it is frozen (4 pods with 1 MiB each).
 * A pod sleeps in such a call (`Look.slow`, v2), and the kernel kills it at its cap. So the policy raises the cap a
   little when the pod comes near, by less than a huge page, for which no process sleeps.
 * Beside a kubelet with the same line a hold has two steps: the kubelet's figures of pods are up to 15 s older than its

@@ -41,8 +41,8 @@ SAMPLE_NEAR_NS = 1_000_000_000
 SAMPLE_FAR_NS = 10_000_000_000
 #: What counts as lost -> the counters of it (`lost_` of the programs).
 _LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
-#: The same of messages dropped between the hot process and here. The others decide nothing: a `clear` is made up for by
-#: the next `state`, a `state` by the one after it.
+#: A message dropped between the hot process and here -> what counts as lost. A dropped `clear` or `state` is no loss:
+#: the next `state` has the same.
 _DROPPED = {
     "cross": "cross",
     "decision": "decision",

@@ -40,9 +40,8 @@ STILL_NS = 500_000_000
 SAMPLES = 24
 #: The growth of single pods is measured over this much: four pods took 4 MiB each, and 256 KiB more is noise.
 _HOLD_GREW = 4 * GREW
-#: ... and a pod that has not grown for so long grew before that. (Of 8 hogs on 2 CPUs each runs once in 12 ms. If this
-#: were longer, and samples `COSTLY_NS` apart, the sample before, within its growth, would be used: 1 of 7 races in a
-#: guest.)
+#: ... and a pod that has not grown for so long stands still. Of 8 hogs on 2 CPUs each runs once in 12 ms, so not less.
+#: Not more: with samples `COSTLY_NS` apart the latest that is so old can be within a pod's growth (1 of 7 races lost).
 _STANDS_NS = 50_000_000
 
 
