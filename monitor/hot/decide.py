@@ -309,9 +309,9 @@ class Decider:
         if not ours and self._pending.killed(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
-    def left(self, entry: PodEntry, size: int) -> None:
+    def exited(self, entry: PodEntry, size: int) -> None:
         """A process of a pod exited by itself, and the kernel frees ``size`` bytes of it late."""
-        if not self._evictor.holds(entry.uid) and self._pending.left_late(entry, size, time.monotonic_ns()):
+        if not self._evictor.holds(entry.uid) and self._pending.exited(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def forget(self, uid: str) -> None:

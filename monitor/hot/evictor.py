@@ -217,7 +217,7 @@ class Evictor:
         pids = sorted(eviction.pids)
         evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids), exits=exits)
         left = eviction.last_usage if usage is None else usage
-        self.pending.left(eviction.victim.uid, eviction.held, left, now_ns, evicted)
+        self.pending.ended(eviction.victim.uid, eviction.held, left, now_ns, evicted)
 
     def _fail(self, eviction: Eviction, why: str) -> None:
         """An eviction is given up."""

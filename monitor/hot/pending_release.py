@@ -24,7 +24,7 @@ from monitor.sources.watch import Watch
 
 #: An ended pod that holds less than this, and what each CPU keeps of its charges (64 pages), has released all: the
 #: kernel frees the rest with its cgroup. (Not a part of what it had: page tables are a 512th of that, and late.)
-NOTHING = (1 << 20) + 64 * PAGE * (os.cpu_count() or 1)
+RELEASED_BELOW = (1 << 20) + 64 * PAGE * (os.cpu_count() or 1)
 #: A pace of growth is measured over this.
 WINDOW_NS = 10_000_000
 #: How long a release may be pending, as long as none was slower here: eight times what page tables take on Linux 6.18
@@ -69,7 +69,7 @@ class Leaving:
 
     @property
     def is_back(self) -> bool:
-        return self.left < NOTHING
+        return self.left < RELEASED_BELOW
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class PendingRelease:
 
     # what begins and ends a wait
 
-    def left(self, uid: str, held: int, left: int, gone_ns: int, evicted: Evicted) -> None:
+    def ended(self, uid: str, held: int, left: int, gone_ns: int, evicted: Evicted) -> None:
         """The last process of an evicted pod is gone. It held ``held`` bytes, of which ``left`` are charged still.
 
         ``evicted`` is sent, with the final figure in ``freed``, as soon as that is known.
@@ -156,7 +156,7 @@ class PendingRelease:
         held = self._gauge.table.working_set(entry.index)
         return self._begin(entry.uid, held, held, now_ns, None, unsure=True, size=size)
 
-    def left_late(self, entry: PodEntry, size: int, now_ns: int) -> bool:
+    def exited(self, entry: PodEntry, size: int, now_ns: int) -> bool:
         """A process of a pod exited by itself, and ``size`` bytes of it are freed late; whether a release is pending.
 
         Whether others of the pod live on makes no difference: it is known what was its own.
@@ -178,7 +178,7 @@ class PendingRelease:
         self._gauge.reread()
         held = self._gauge.table.working_set(entry.index)
         with suppress(OSError):
-            if held >= NOTHING and cgroup_procs.empty(entry.cgroup, CGROUPS):
+            if held >= RELEASED_BELOW and cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return self._begin(entry.uid, held, held, now_ns, None, unsure=False)
         return False
 

@@ -240,7 +240,7 @@ class RingRecords(Records):
             pod = self._registry.owner_of_cgroup(self._table.cgroup_id(event.domain))
         if event.kind == "left":
             if pod is not None and not self._away:
-                self._decider.left(pod, event.pgtables)
+                self._decider.exited(pod, event.pgtables)
             return
         message = Oom(event, pod.uid if pod else None, pod.title if pod else None, self._away)
         if event.kind == "mark":

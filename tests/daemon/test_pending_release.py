@@ -63,7 +63,7 @@ class World:
 
     def evicted(self, name: str) -> None:
         held = self.held[name]
-        self.pending.left(name, held, held, self.now, Evicted(1, name, self.now, [], 0))
+        self.pending.ended(name, held, held, self.now, Evicted(1, name, self.now, [], 0))
 
     def look(self, after_ms: float = 1) -> Coming | None:
         self.now += int(after_ms * MS)
