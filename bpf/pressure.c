@@ -126,10 +126,10 @@ static __always_inline void change(struct domain *d, u32 index, u32 i, int over,
   d->crossed |= bit;
 }
 
-// What a domain's thresholds compare. SIGNALS is 0 where all of them are the kubelet's (monitor/kernel/loader.py): then the other formula is not
+// What a domain's thresholds compare. FORMULAS is 0 where all of them are the kubelet's (monitor/kernel/loader.py): then the other formula is not
 // compiled, and these programs are, to the instruction, the same as without it.
 static __always_inline s64 used(struct domain *d) {
-#if SIGNALS
+#if FORMULAS
   s64 cache = d->inactive_file;
   if (d->flags & DOMAIN_RECLAIMABLE) cache += d->active_file;
   return (s64)d->usage - cache;
@@ -260,7 +260,7 @@ static __always_inline u64 known_css(struct domain *d) {
   return css && d->cgroup_id && cgroup_id_of(css) == d->cgroup_id ? css : 0;
 }
 
-#if SIGNALS
+#if FORMULAS
 // A cgroup's entry for the other formula, where it has one.
 static __always_inline void add_other(struct scratch *c, u32 first, u64 cgroup) {
   struct domain *d = domains.lookup(&first);
@@ -292,7 +292,7 @@ static __always_inline void evaluate(u32 own, u64 memcg, int file, struct gate *
       c->found[n].index = *index;
       c->deepest = i;
       n++;
-#if SIGNALS
+#if FORMULAS
       // The number by way of memory: the verifier would follow each value of it through all further levels.
       c->n = n;
       add_other(c, *index, at);

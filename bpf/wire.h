@@ -6,7 +6,7 @@
 #define MAX_THRESHOLDS 4   // per domain; the kubelet has at most a hard and a soft one per signal, and one signal per domain
 #define MAX_LEVEL 12       // levels below the root where a watched cgroup may be: kubepods/burstable/pod/container is 4.
                            // What is charged may be any number of levels below that.
-#if SIGNALS
+#if FORMULAS
 #define MAX_NESTED 8       // the node and kubepods are there once for each formula that has thresholds
 #else
 #define MAX_NESTED 6       // watched cgroups one inside the other: node, kubepods, pod, container

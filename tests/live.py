@@ -141,10 +141,10 @@ class Watching:
         self,
         attach: bool = True,
         hook: str = loader.AUTO,
-        signals: int = loader.KUBELETS,
+        formulas: int = loader.KUBELETS,
         directory: Path | None = None,  # where other programs than the shared ones are pinned
     ) -> None:
-        self.pins = Pins(directory or pin_dir(hook, signals))
+        self.pins = Pins(directory or pin_dir(hook, formulas))
         #: Whether the hook sees charges only: not what becomes of page cache afterwards.
         self.partial = self.pins.hook != TRACEPOINT
         self.table = DomainTable(self.pins)

@@ -10,16 +10,16 @@ from monitor.kernel import loader, mounts
 from tests.own_cgroups import removed_with_session
 
 
-def state_dir(hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> Path:
+def state_dir(hook: str = loader.AUTO, formulas: int = loader.KUBELETS) -> Path:
     """A state dir whose BPF programs are compiled once for the whole test run; gone with it, also after kill -9.
 
     One for each hook and each set of formulas: a state dir holds the programs of one.
     """
-    return _state_dir(hook, signals)
+    return _state_dir(hook, formulas)
 
 
 @cache  # which takes a call with the default for another than one that names it
-def _state_dir(_hook: str, _signals: int) -> Path:
+def _state_dir(_hook: str, _formulas: int) -> Path:
     mounts.ensure()
     directory = Path(tempfile.mkdtemp(prefix="outrace-test-state-"))
     removed_with_session(directory)
@@ -38,11 +38,11 @@ def unload_shared() -> None:
     _shared.close()
 
 
-def pin_dir(hook: str = loader.AUTO, signals: int = loader.KUBELETS) -> Path:
+def pin_dir(hook: str = loader.AUTO, formulas: int = loader.KUBELETS) -> Path:
     """The pins of `state_dir`, loaded if they are not there. Those of the best hook are not compiled a second time for
     a caller that names it: a compilation takes an emulated guest half a minute.
     """
-    best = loader.ensure_loaded(state_dir(signals=signals), loader.AUTO, signals)[0]
-    if hook == loader.AUTO or hook in loader.pinned(state_dir(signals=signals)):
+    best = loader.ensure_loaded(state_dir(formulas=formulas), loader.AUTO, formulas)[0]
+    if hook == loader.AUTO or hook in loader.pinned(state_dir(formulas=formulas)):
         return best
-    return loader.ensure_loaded(state_dir(hook, signals), hook, signals)[0]
+    return loader.ensure_loaded(state_dir(hook, formulas), hook, formulas)[0]

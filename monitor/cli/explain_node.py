@@ -18,13 +18,13 @@ from monitor.pods.model import FoundPod
 from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass
-from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, OF_DISK, PID, SIGNALS, Observation
+from monitor.policy.signals import KUBELET_SIGNALS, MEMORY, MEMORY_SIGNALS, OF_DISK, PID, Observation
 from monitor.policy.stats import Summary
 from monitor.policy.synchronize import State
 from monitor.policy.victims import Ranked, rank_pods
 from monitor.settings.config import RunConfig
 
-_DISK_SIGNALS = frozenset(SIGNALS) - MEMORY_SIGNALS - {PID}
+_DISK_SIGNALS = frozenset(KUBELET_SIGNALS) - MEMORY_SIGNALS - {PID}
 
 
 @dataclass(frozen=True)

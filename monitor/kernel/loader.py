@@ -40,7 +40,7 @@ _OF_HOOK = {
     pins.KPROBE: ("charges.c", "HOOK_KPROBE"),
 }
 AUTO = "auto"
-#: What the programs are compiled for: the kubelet's thresholds alone, or those of `*.reclaimable` as well (SIGNALS in
+#: What the programs are compiled for: the kubelet's thresholds alone, or those of `*.reclaimable` as well (FORMULAS in
 #: the programs; docs/signals.md). A node without the latter pays nothing for them.
 KUBELETS, RECLAIMABLE = 0, 1
 #: The opposite of loading: every pin of an instance is removed.
@@ -92,27 +92,27 @@ def _numa_nodes() -> int:
     return max(found, default=0) + 1
 
 
-def compile_flags(hook: str = pins.TRACEPOINT, signals: int = KUBELETS) -> list[str]:
+def compile_flags(hook: str = pins.TRACEPOINT, formulas: int = KUBELETS) -> list[str]:
     """``-D`` options for this kernel. Raises CannotError when it lacks what the programs read."""
     values = defines(Btf(), _numa_nodes(), cgroupfs.detect().version)
     values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK, _OF_HOOK[hook][1]: 1}
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     on_demand = version is not None and (int(version[1]), int(version[2])) >= (6, 1)
     leaves, flags = (MAX_LEAVES, BPF_F_NO_PREALLOC) if on_demand else (MAX_LEAVES_AHEAD, 0)
-    values |= {"MAX_LEAVES": leaves, "LEAVES_FLAGS": flags, "SIGNALS": signals}
+    values |= {"MAX_LEAVES": leaves, "LEAVES_FLAGS": flags, "FORMULAS": formulas}
     values["PAGE_SIZE"] = os.sysconf("SC_PAGE_SIZE")
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 
-def stamps(signals: int = KUBELETS) -> dict[str, str]:
+def stamps(formulas: int = KUBELETS) -> dict[str, str]:
     """For every hook a hash of what decides the programs: sources, how offsets are taken from which BTF, the kernel,
     what they are compiled for. Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
     """
-    return dict(_stamps(signals))
+    return dict(_stamps(formulas))
 
 
 def _stamps(*levels: int) -> list[tuple[str, str]]:
-    """(hook, stamp) for each of these `signals`."""
+    """(hook, stamp) for each of these values of `formulas`."""
     here = Path(__file__).parent
     facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
     h = hashlib.sha256(repr(facts).encode())
@@ -127,22 +127,22 @@ def _stamps(*levels: int) -> list[tuple[str, str]]:
     for hook in pins.HOOKS:
         of_hook = h.copy()
         of_hook.update(f"{hook}\n{program_text(hook)}".encode())
-        for signals in levels:
+        for formulas in levels:
             own = of_hook.copy()
-            own.update(b"%d" % signals)
+            own.update(b"%d" % formulas)
             found.append((hook, own.hexdigest()[:16]))
     return found
 
 
-def ensure_loaded(state_dir: Path, hook: str = AUTO, signals: int = KUBELETS) -> tuple[Path, bool]:
+def ensure_loaded(state_dir: Path, hook: str = AUTO, formulas: int = KUBELETS) -> tuple[Path, bool]:
     """The pin directory for this state dir and kernel, and whether it had to be loaded. Raises CannotError. ``hook``:
-    one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`). ``signals``: the
+    one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`). ``formulas``: the
     formulas of the thresholds that they compare.
     """
     if hook not in (AUTO, *pins.HOOKS):
         raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
-    wanted = {name: mark for name, mark in stamps(signals).items() if hook in (AUTO, name)}
+    wanted = {name: mark for name, mark in stamps(formulas).items() if hook in (AUTO, name)}
     for mark in wanted.values():  # what is pinned was chosen on this very kernel: no need to look again
         if (instance / mark).is_dir():
             _tidy_up(state_dir, instance)
@@ -161,7 +161,7 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO, signals: int = KUBELETS) ->
             last = CannotError(known[mark], f"`outrace run --hooks {offer.name}` tries it again")
             continue
         try:
-            _run_loader(state_dir, instance / mark, offer.name, signals)
+            _run_loader(state_dir, instance / mark, offer.name, formulas)
             return instance / mark, True
         except HookRefusedError as error:
             last = error
@@ -185,11 +185,11 @@ class HookRefusedError(CannotError):
     """This hook's own programs could not be loaded or attached; another hook's may."""
 
 
-def refused(state_dir: Path, signals: int = KUBELETS) -> dict[str, str]:
+def refused(state_dir: Path, formulas: int = KUBELETS) -> dict[str, str]:
     """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
     with suppress(MonitorError):  # no memory cgroups, which `detect` reports
         if known := charging.refused_stamps(state_dir):
-            return {hook: known[mark] for hook, mark in stamps(signals).items() if mark in known}
+            return {hook: known[mark] for hook, mark in stamps(formulas).items() if mark in known}
     return {}
 
 
@@ -200,14 +200,14 @@ def _tidy_up(state_dir: Path, instance: Path) -> None:
         remove(half)
 
 
-def _run_loader(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
+def _run_loader(state_dir: Path, directory: Path, hook: str, formulas: int) -> None:
     """Load and pin, in a process of its own. Raises CannotError."""
     instance = directory.parent
     log = state_dir / LOG
     with suppress(OSError):
         log.unlink()  # an earlier loader's
     done = subprocess.run(
-        python.command("monitor.kernel.loader", str(state_dir), str(directory), hook, str(signals)),
+        python.command("monitor.kernel.loader", str(state_dir), str(directory), hook, str(formulas)),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -276,8 +276,8 @@ def _stderr_to(path: Path) -> Iterator[None]:
         os.close(saved)
 
 
-def _load(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
-    bpf, programs = _compiled(state_dir, hook, signals)
+def _load(state_dir: Path, directory: Path, hook: str, formulas: int) -> None:
+    bpf, programs = _compiled(state_dir, hook, formulas)
     parent = directory.parent
     claim(parent, state_dir)  # before there is a pin that others could take for a stray
     fresh = parent / f"new{os.getpid()}"
@@ -298,7 +298,7 @@ def _load(state_dir: Path, directory: Path, hook: str, signals: int) -> None:
             remove(other)
 
 
-def _compiled(state_dir: Path, hook: str, signals: int) -> tuple[Any, dict[str, int]]:
+def _compiled(state_dir: Path, hook: str, formulas: int) -> tuple[Any, dict[str, int]]:
     """The BPF object, and the descriptors of its programs, loaded."""
     text = (bpf_directory() / KERNEL_HEADER).read_text()
     os.environ["BCC_KERNEL_SOURCE"] = prepare_headers(state_dir / "headers", text)
@@ -310,7 +310,7 @@ def _compiled(state_dir: Path, hook: str, signals: int) -> tuple[Any, dict[str, 
         problem = "the module `bcc` is not BPF's: PyPI has an unrelated package of that name"
         raise CannotError(problem, f"pip uninstall bcc; {_BCC_REMEDY}")
 
-    flags = [*compile_flags(hook, signals), "-Wno-macro-redefined"]
+    flags = [*compile_flags(hook, formulas), "-Wno-macro-redefined"]
     log = state_dir / LOG
     try:
         with _stderr_to(log):
@@ -355,7 +355,7 @@ def _end_with_parent() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m monitor.kernel.loader STATE_DIR PIN_DIR HOOK SIGNALS``: load and pin; reports in a JSON line."""
+    """``python -m monitor.kernel.loader STATE_DIR PIN_DIR HOOK FORMULAS``: load and pin; reports in a JSON line."""
     _end_with_parent()
     try:
         _load(Path(argv[0]), Path(argv[1]), argv[2], int(argv[3]))

@@ -25,7 +25,7 @@ def bpf_offers(
     state_dir: Path | None = None,
     *,
     wanted: str = AUTO,
-    signals: int = 0,
+    formulas: int = 0,
     lacking: tuple[str, str] = ("", ""),
     barred: tuple[str, str] = ("", ""),
 ) -> tuple[Offer, ...]:
@@ -34,14 +34,14 @@ def bpf_offers(
     Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
     attach kprobes, too. What the kernel refused since it was booted, or what failed while a daemon ran, is tried again
     only where it is ``wanted`` by name.
-    ``signals``: what the programs compare (`monitor.kernel.loader`).
+    ``formulas``: what the programs compare (`monitor.kernel.loader`).
     ``lacking``: what is known to keep programs from being loaded, and the remedy; ``barred``: from being attached.
     `outrace run` finds out by doing both; `doctor` must not attach: a program of fentry is attached once.
     """
     from monitor.kernel import loader
 
     pinned = loader.pinned(state_dir) if state_dir else frozenset()
-    refused = loader.refused(state_dir, signals) if state_dir else {}
+    refused = loader.refused(state_dir, formulas) if state_dir else {}
     failed = charging.failed(state_dir) if state_dir else ""
     obstacle = charging.obstacle()
     if obstacle[0]:

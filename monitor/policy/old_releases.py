@@ -60,7 +60,7 @@ def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, m
 KUBELET_1_17 = replace(
     KUBELET_1_36,
     name="kubelet-1.17",
-    signals=tuple(s for s in sig.SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES)),
+    signals=tuple(s for s in sig.KUBELET_SIGNALS if s not in (sig.CONTAINERFS, sig.CONTAINERFS_INODES)),
     default_hard={signal: text for signal, text in DEFAULT_HARD.items() if signal != sig.IMAGEFS_INODES},
     oom_score_adj=partial(adj_by_class, is_critical),
     hard_grace_s=0,

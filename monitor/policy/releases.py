@@ -19,7 +19,7 @@ from monitor.policy.qos import is_critical, qos_class, qos_class_1_36
 from monitor.policy.quantity import Quantity
 from monitor.policy.ranking import Candidate, Key, memory_key
 from monitor.policy.resources import pod_request
-from monitor.policy.signals import SIGNALS
+from monitor.policy.signals import KUBELET_SIGNALS
 from monitor.policy.thresholds import DEFAULT_HARD, Threshold, parse_thresholds
 
 if TYPE_CHECKING:
@@ -74,14 +74,14 @@ class Era:
         hard = self.default_hard if hard is None else hard
         for entries in (hard, soft, soft_grace, min_reclaim):
             for signal in entries or ():
-                if signal in SIGNALS and signal not in self.signals:
+                if signal in KUBELET_SIGNALS and signal not in self.signals:
                     raise PolicyError(f"unsupported eviction signal {signal}: {self.name} does not know it")
         return parse_thresholds(hard, soft, soft_grace, min_reclaim, enforce_node_allocatable, in_order, own)
 
 
 CURRENT = Era(
     name="kubelet-1.37",
-    signals=SIGNALS,
+    signals=KUBELET_SIGNALS,
     default_hard=DEFAULT_HARD,
     oom_score_adj=oom_score_adj,
     reclaim_actions=reclaim_actions,

@@ -41,7 +41,7 @@ _OF_KUBELET = {
     PID: (PID_PRESSURE, "pids"),
 }
 #: Every signal of the kubelet, in the order outrace lists and prefers them (the kubelet's own is that of a Go map).
-SIGNALS = tuple(_OF_KUBELET)
+KUBELET_SIGNALS = tuple(_OF_KUBELET)
 #: No kubelet knows these, so no file or flag of one may hold them.
 OWN_SIGNALS = (RECLAIMABLE, ALLOCATABLE_RECLAIMABLE)
 #: Domain -> its memory signals, the kubelet's first.
@@ -58,7 +58,7 @@ MEMORY_SIGNALS = frozenset(DOMAIN_OF)
 #: Space and inodes of the file systems of the node, of images, and of containers.
 OF_DISK = ((NODEFS, NODEFS_INODES), (IMAGEFS, IMAGEFS_INODES), (CONTAINERFS, CONTAINERFS_INODES))
 #: All of them, in the order outrace lists and prefers them.
-ALL_SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, *OWN_SIGNALS, *SIGNALS[2:])
+ALL_SIGNALS = (MEMORY, ALLOCATABLE_MEMORY, *OWN_SIGNALS, *KUBELET_SIGNALS[2:])
 
 _OF_ALL = _OF_KUBELET | dict.fromkeys(OWN_SIGNALS, _OF_KUBELET[MEMORY])
 #: Signal -> node condition.

@@ -6,9 +6,9 @@ worked out once in `EvictionConfig`, and what did not change is handed on, not c
 Where the kubelet picks at random among thresholds that may act (it iterates a Go map, then sorts by a comparison that
 is no order), this picks: memory before everything else (the kubelet does that much), then hard before soft, because a
 hard threshold cannot wait for a soft one's grace, then `allocatableMemory.available` before `memory.available`, then
-the order of `SIGNALS`. Each is a choice the kubelet can make. Allocatable first is the one recorded runs of it show
-most: its sort reverses the memory signals, and the allocatable copies stand last. Both give the same victim and, if
-both are hard, the same grace; only the numbers in the message differ. With `compat` "kubelet-1.36" the pick is the
+the order of `KUBELET_SIGNALS`. Each is a choice the kubelet can make. Allocatable first is the one recorded runs of it
+show most: its sort reverses the memory signals, and the allocatable copies stand last. Both give the same victim and,
+if both are hard, the same grace; only the numbers in the message differ. With `compat` "kubelet-1.36" the pick is the
 kubelet's likeliest instead: of the thresholds in the order of the configuration, those held by min reclaim after those
 met, the last that is for memory, else the first.
 """

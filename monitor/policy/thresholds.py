@@ -1,7 +1,7 @@
 """Eviction thresholds: from the flags and maps a user writes to values a pass can compare.
 
 Texts of errors are the kubelet's. Where the kubelet's order is that of a Go map (random), ours is the order written for
-errors and the order of `SIGNALS` for results, hard before soft.
+errors and the order of `KUBELET_SIGNALS` for results, hard before soft.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from monitor.policy.compat import INT64_MIN
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration, parse_percentage
 from monitor.policy.quantity import Quantity
-from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, KUBELETS, OWN_SIGNALS, SIGNALS
+from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, KUBELET_SIGNALS, KUBELETS, OWN_SIGNALS
 
 #: The kubelet's hard thresholds when its configuration names none (Linux, Kubernetes 1.36).
 DEFAULT_HARD: dict[str, str] = {
@@ -123,7 +123,7 @@ def parse_thresholds(
     Defaults are not applied here: None is an empty map. ``in_order``: of the maps, hard, soft, then the allocatable
     copies; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as well.
     """
-    known = ALL_SIGNALS if own else SIGNALS
+    known = ALL_SIGNALS if own else KUBELET_SIGNALS
     found = _parsed(hard, known, _threshold)
     gentle = _parsed(soft, known, _threshold)
     graces = _parsed(soft_grace, known, _grace)

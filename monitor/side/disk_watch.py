@@ -27,7 +27,7 @@ from monitor.policy.kubelet_pass import is_limited, storage_violation
 from monitor.policy.layout import DELETE_IMAGES, DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
-from monitor.policy.signals import MEMORY_SIGNALS, OF_DISK, PID, SIGNALS, Observation
+from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_SIGNALS, OF_DISK, PID, Observation
 from monitor.policy.stats import PodStats
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
@@ -255,7 +255,7 @@ class DiskWatch:
         return PERIOD_S if self._thresholds else None
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:
-        """Every signal that can be read, in the order of `SIGNALS`."""
+        """Every signal that can be read, in the order of `KUBELET_SIGNALS`."""
         nodefs, imagefs, _ = self.disks
         for path, (space, inodes) in zip((nodefs, imagefs, imagefs), OF_DISK, strict=True):
             found = self._readable(space, partial(file_system, path))
@@ -277,7 +277,7 @@ class DiskWatch:
             seen = observations.get(threshold.signal)
             if seen is not None and any(threshold.met(seen.available, seen.capacity, more) for more in (False, True)):
                 found.add(threshold.signal)
-        return [signal for signal in SIGNALS if signal in found]
+        return [signal for signal in KUBELET_SIGNALS if signal in found]
 
     def _orders(self, met: Sequence[str], pods: Pods) -> dict[str, list[str]]:
         """The pods that an eviction for each of these signals would choose, first victim first.

@@ -10,7 +10,7 @@ from pathlib import Path
 from monitor.kernel.rungs import NAMES as RUNGS
 from monitor.lab.scenarios import SCENARIOS
 from monitor.policy.releases import ERAS
-from monitor.policy.signals import MEMORY_SIGNALS, SIGNALS
+from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_SIGNALS
 from monitor.race.incident import FLAGS, VERDICTS
 from monitor.side.alerts.rules import NAMES as ALERTS
 
@@ -37,7 +37,7 @@ EVERY_NAME = {
     "alerts": ALERTS,
     "hooks": RUNGS,
     "policy": ERAS,
-    "disks": tuple(signal for signal in SIGNALS if signal not in MEMORY_SIGNALS),
+    "disks": tuple(signal for signal in KUBELET_SIGNALS if signal not in MEMORY_SIGNALS),
 }
 #: From the root of the repository; not the end of a longer path, and no pattern.
 PATH = re.compile(r"(?<![\w/.-])(?:bpf|deploy|docs|monitor|scripts|tests)/[\w./-]*\w(?![\w/]*[*{])")

@@ -11,7 +11,7 @@ import pytest
 from monitor.kernel.disks import file_system
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots
-from monitor.policy.signals import MEMORY_SIGNALS, SIGNALS
+from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_SIGNALS
 from monitor.side import disk_watch
 from monitor.side.disk_watch import MOST
 from tests import live
@@ -30,7 +30,7 @@ def test_far_from_every_threshold_nothing_is_reported(bench: Bench) -> None:
     assert watch.take() == []
     assert bench.delivered.empty()
     assert watch.pod_stats("uid-a") is None  # nor measured
-    expected = [signal for signal in SIGNALS if signal not in MEMORY_SIGNALS]
+    expected = [signal for signal in KUBELET_SIGNALS if signal not in MEMORY_SIGNALS]
     assert list(watch.observations) == expected
     assert watch.observations["nodefs.available"][:2] == (SIZE - MI, SIZE)
     assert watch.observations["containerfs.inodesFree"][:2] == (file_system(bench.node).inodes_free, 1000)

@@ -186,7 +186,7 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
     """The best one is refused: the next is loaded, the reason kept, and not tried again until the next boot."""
     tried: list[str] = []
 
-    def load(_: Path, directory: Path, hook: str, signals: int) -> None:
+    def load(_: Path, directory: Path, hook: str, formulas: int) -> None:
         tried.append(hook)
         if hook == "fentry":
             raise loader.HookRefusedError("the verifier said no", "details")

@@ -39,7 +39,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     offer = next(offer for offer in charging.offered() if offer.name == request.param)
     if not offer.ok:
         pytest.skip(f"{offer.name}: {offer.why}")
-    with live.Watching(hook=request.param, signals=loader.RECLAIMABLE) as watching:
+    with live.Watching(hook=request.param, formulas=loader.RECLAIMABLE) as watching:
         yield Bench(request.param, watching.table, watching.sweeper, watching)
 
 
@@ -177,12 +177,12 @@ def test_the_machine_by_every_formula(bench: Bench) -> None:
 
 
 def test_without_their_thresholds_nothing_of_the_formulas_is_compiled() -> None:
-    """What is left of the programs where SIGNALS is 0 names none of it; and they are still balanced."""
+    """What is left of the programs where FORMULAS is 0 names none of it; and they are still balanced."""
     kept, hides = [], list[bool]()
     for line in loader.program_text().splitlines():
         word = line.strip()
         if word.startswith("#if"):
-            hides.append(word.startswith("#if SIGNALS"))
+            hides.append(word.startswith("#if FORMULAS"))
         elif word == "#else":
             hides[-1] = False
         elif word == "#endif":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from monitor.policy.configuration import HARD, Given, Source, in_force
 from monitor.policy.layout import SINGLE_DISK, DiskLayout, overlay_containerfs
 from monitor.policy.releases import ERAS, era
-from monitor.policy.signals import SIGNALS
+from monitor.policy.signals import KUBELET_SIGNALS
 from monitor.policy.thresholds import DEFAULT_HARD, LESS_THAN
 from tests.policy.builders import IMAGEFS, SPLIT
 
@@ -128,7 +128,7 @@ def test_other_values() -> None:
 
 
 values = st.sampled_from(["100Mi", "1Gi", "5%", "0%", "100%", "7.5%"])
-signals = st.sampled_from(SIGNALS)
+signals = st.sampled_from(KUBELET_SIGNALS)
 hard_maps = st.dictionaries(signals, values)
 
 

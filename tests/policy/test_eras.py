@@ -19,7 +19,7 @@ from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era
-from monitor.policy.signals import MEMORY_PRESSURE, SIGNALS
+from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_PRESSURE
 from monitor.policy.stats import Summary
 from monitor.policy.synchronize import State
 from monitor.policy.victims import DECIDING
@@ -247,7 +247,7 @@ def test_defaults_and_signals_of_each_era() -> None:
         "imagefs.available<15%",
     ]
     assert len(CURRENT.parse_thresholds(None)) == 5
-    assert set(SIGNALS) - set(BLOG.signals) == {"containerfs.available", "containerfs.inodesFree"}
+    assert set(KUBELET_SIGNALS) - set(BLOG.signals) == {"containerfs.available", "containerfs.inodesFree"}
     with pytest.raises(PolicyError, match=r"pid\.available: kubelet-1\.8 does not know it"):
         OLD.parse_thresholds({"pid.available": "10%"})
     with pytest.raises(PolicyError, match=r"containerfs\.available: kubelet-1\.17"):

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from monitor.policy.gosyntax import parse_float32, parse_percentage
-from monitor.policy.signals import SIGNALS
+from monitor.policy.signals import KUBELET_SIGNALS
 from monitor.policy.thresholds import (
     PolicyError,
     ThresholdValue,
@@ -45,7 +45,7 @@ def test_odd_percentages_are_refused(text: str) -> None:
         parse_percentage(text)
 
 
-@given(st.dictionaries(st.sampled_from([*SIGNALS, "x"]), st.text(max_size=12)), st.text(max_size=12))
+@given(st.dictionaries(st.sampled_from([*KUBELET_SIGNALS, "x"]), st.text(max_size=12)), st.text(max_size=12))
 @example({"memory.available": "9" * 600 + "%"}, "")
 @example({"memory.available": "1e999999999999%"}, "9" * 5000 + "h")
 @example({"memory.available": "0x1p-999999999%"}, "1." + "9" * 5000 + "h")
