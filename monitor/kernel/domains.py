@@ -47,7 +47,7 @@ class DomainTable:
         self._crossings: Map = pins.map("crossings", 8)
         self._known: dict[int, int] = {}
         self._free: list[int] = []
-        self._others: dict[int, list[int]] = {}  # index -> entries of the same cgroup for other formulas
+        self._other: dict[int, int] = {}  # index -> entry of the same cgroup for another formula
         self.high = 0  # one more than the highest index in use
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class DomainTable:
                 self._clear(at)
         self._known.clear()
         self._free.clear()
-        self._others.clear()
+        self._other.clear()
         self.high = 0
 
     def add(
@@ -139,10 +139,12 @@ class DomainTable:
         """Watch the cgroup of entry ``first`` by another formula as well (`RECLAIMABLE`): the index of an entry that is
         brought up to date with it, compares with ceilings of its own and ends with it.
         """
+        if first in self._other:  # the flags of an entry name one other
+            raise ValueError(f"entry {first} has another formula already")
         w, base = self._words, first * WORDS
         flags = w[base + _FLAGS]
         at = self._new(w[base], formula | flags & (MACHINE | CGROUP), 0, w[base + _REARM])
-        self._others.setdefault(first, []).append(at)
+        self._other[first] = at
         w[base + _FLAGS] = flags | (at + 1) << _NAMED_AT
         return at
 
@@ -171,7 +173,7 @@ class DomainTable:
         if at is None:
             return
         self._index.delete(cgroup_id.to_bytes(8, sys.byteorder))
-        for gone in (at, *self._others.pop(at, ())):
+        for gone in dict.fromkeys((at, self._other.pop(at, at))):
             self._clear(gone)
             self._free.append(gone)
 

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.domains import MAX_DOMAINS, NO_CEILING, DomainTable, Reading, ceiling_pages
+from monitor.kernel.domains import MACHINE, MAX_DOMAINS, NO_CEILING, RECLAIMABLE, DomainTable, Reading, ceiling_pages
 from monitor.kernel.pins import Pins
 from monitor.kernel.wire import CROSS, PAGE
 from tests import live
@@ -148,3 +149,11 @@ def test_the_table_is_shared_and_finite() -> None:
 def test_above_the_ceiling_is_below_the_threshold(capacity: int, threshold: int, pages: int) -> None:
     """What the kernel compares and what the policy compares are the same question."""
     assert (pages > ceiling_pages(capacity, threshold)) == (capacity - pages * PAGE < threshold)
+
+
+def test_an_entry_names_one_other_formula() -> None:
+    table = DomainTable(MagicMock(mmap=lambda _, size: bytearray(size)))
+    first = table.add(1, flags=MACHINE)
+    assert table.add_formula(first, RECLAIMABLE) != first
+    with pytest.raises(ValueError, match="another formula"):
+        table.add_formula(first, RECLAIMABLE)
