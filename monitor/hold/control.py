@@ -112,14 +112,13 @@ class HoldControl:
 
     # at a crossing, and in the pass after it
 
-    def crossed(self, crossed_ns: int, watch: Watch) -> bool:
-        """A ceiling of ``watch`` was crossed: hold the growing pods. True: no pod is killed before the pass."""
+    def crossed(self, crossed_ns: int, watch: Watch) -> None:
+        """A ceiling of ``watch`` was crossed: hold the growing pods."""
         figures, is_known = self._figures, watch.hard_line and self._gauge.known(watch)
         if is_known and self._holds:
             self.follow(time.monotonic_ns(), crossed_ns)
         elif is_known and any(map(figures.is_short, (domains := figures.domains()).values())):
             self._advance(figures.look(domains, self.state, figures.who_grew(watch)), crossed_ns)
-        return True
 
     def look_uncrossed(self, now_ns: int) -> None:
         """Pods moved while none is held. Where memory was short before, no crossing will start a hold."""

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.hot.act import Acted, Actor, OnePass
 from monitor.hot.disk_signals import DiskSignals
-from monitor.hot.evictor import Evictor
+from monitor.hot.evictor import Evictor, SentKill
 from monitor.hot.moved_pods import MovedPods
 from monitor.hot.no_holds import NoHolds
 from monitor.hot.pass_timer import PassTimer
-from monitor.hot.suspension import UNASKED, Suspension
+from monitor.hot.suspension import Suspension
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Clear, DiskFigures
@@ -152,7 +152,10 @@ class Decider:
         and, where they are to be used, its numbers then.
         """
         was_waiting = self._pending.active
-        one = self._look(crossed_ns, watch, reading)
+        one = OnePass(crossed_ns, self._bring_up_to_date())
+        if crossed_ns and watch is not None and reading is None and self.may_act:
+            one.sent = self._act_at_crossing(watch, one)
+        self._look(one, watch, reading)
         result = run_pass(
             self.config,
             self.state,
@@ -169,23 +172,28 @@ class Decider:
         if self._recorder is not None:
             self._recorder.passed(one, result.outcome, may_act=self.may_act, holding=self.holds.is_in_the_way)
 
-    def _look(self, crossed_ns: int, watch: Watch | None, reading: Reading | None) -> OnePass:
-        """The numbers of this moment. At a crossing a victim that is certain gets SIGKILL before them."""
+    def _bring_up_to_date(self) -> Mapping[str, Coming]:
+        """Capacities, the places of pods that moved, and the pending release, by signal."""
         self._gauge.take_capacities()
-        pods = self.pods
-        if pods.moved and not pods.keeps_order():
-            pods.rank()
-        coming = self._pending.look(time.monotonic_ns())
-        sent, asked = None, UNASKED
-        if crossed_ns and watch is not None and reading is None and self.may_act:
-            if not self.holds.crossed(crossed_ns, watch) and self._enforce:
-                sent, asked = self._actor.kill_early(watch, pods.moved, coming)
-        if sent is None and self._registry.grown:
-            pods.take_back(at_leisure=self._enforce and reading is None)  # else a pod was signalled
-        if sent is not None and watch is not None:
-            reading = sent.reading
-            asked = self._suspension.figured(asked, watch, reading, coming)
-        one = OnePass(time.monotonic_ns(), crossed_ns, coming, sent, asked)
+        if self.pods.moved and not self.pods.keeps_order():
+            self.pods.rank()
+        return self._pending.look(time.monotonic_ns())
+
+    def _act_at_crossing(self, watch: Watch, one: OnePass) -> SentKill | None:
+        """Before the pass: hold the pods that grow, or else send SIGKILL to the victim that is certain."""
+        if not isinstance(self.holds, NoHolds):
+            self.holds.crossed(one.crossed_ns, watch)
+            return None
+        return self._actor.kill_early(watch, self.pods.moved, one.coming) if self._enforce else None
+
+    def _look(self, one: OnePass, watch: Watch | None, reading: Reading | None) -> None:
+        """Read the numbers of this moment."""
+        if one.sent is not None and watch is not None:
+            reading = one.sent.reading
+            one.asked = self._suspension.figured(watch, reading, one.coming)
+        elif self._registry.grown:
+            self.pods.take_back(at_leisure=self._enforce and reading is None)  # else a pod was signalled
+        one.now_ns = time.monotonic_ns()
         self._timer.begin(one.now_ns)
         if self._recorder is not None:
             self._recorder.begin(one.now_ns, self.state, self._actor.decisions)
@@ -193,7 +201,6 @@ class Decider:
             if each.thresholds and self._gauge.known(each):  # unknown is not nothing
                 self._observe(each, reading if each is watch else None, one)
         one.observations |= self._disks.view(one.now_ns)
-        return one
 
     def _observe(self, watch: Watch, reading: Reading | None, one: OnePass) -> None:
         """``reading``: None, to read the domain now."""
@@ -302,10 +309,8 @@ class Decider:
 
     def died(self, entry: PodEntry, size: int) -> None:
         """Another program killed a process of a pod, or it is gone; the kernel frees ``size`` bytes (0: unknown)."""
-        current = self._evictor.current
-        ours = (
-            entry.evicted or self._evictor.holds(entry.uid) or (current is not None and current.victim.uid == entry.uid)
-        )
+        current, uid = self._evictor.current, entry.uid
+        ours = entry.evicted or self._evictor.holds(uid) or (current is not None and current.victim.uid == uid)
         if not ours and self._pending.killed(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 

@@ -9,7 +9,7 @@ class NoHolds:
     def _nothing(self, *_: object, **__: object) -> bool:
         return False
 
-    begin = moved = prepare = crossed = look_uncrossed = keeps = acted = went = dropped = _nothing
+    begin = moved = prepare = look_uncrossed = keeps = acted = went = dropped = _nothing
     report_all = helper_lost = release_all = take_eviction = take_softened = _nothing
 
     def timers(self, *_: object) -> tuple[()]:

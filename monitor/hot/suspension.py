@@ -54,39 +54,42 @@ class Suspension:
         self._changed = False
         self._reported_reason = ""  # the last one; "" once it is reported that evictions are resumed
         self._reported_ns = 0
-        self._measured: Measured | None = None  # at a crossing, until the signal is out
+        self._asked = UNASKED  # at the last crossing
+        self._measured: Measured | None = None  # the same, until the signal is out
 
     # asking
 
-    def crossing(self, watch: Watch, reading: Reading, moved: Mapping[int, int], coming: Mapping[str, Coming]) -> Asked:
+    def crossing(
+        self, watch: Watch, reading: Reading, moved: Mapping[int, int], coming: Mapping[str, Coming]
+    ) -> Answer:
         """Whether the first of the order may be evicted before a pass: a hard threshold of ``watch`` is met.
 
         ``moved``: domain index -> working set, of pods that were not ranked anew. ``coming``: the pending release,
         which helps as much as what candidates have.
         """
-        self._measured = None
+        self._asked, self._measured = UNASKED, None
         if not self.active:
-            return UNASKED
+            return GO
         measured = self.figures.measure(watch, reading, moved)
         if measured.growth is not None and measured.growth.is_of_first:
             self._measured = measured
-            return UNASKED
+            return GO
         thresholds = [t for t, line in zip(watch.thresholds, watch.lines, strict=True) if t.hard and line]
         seen = {watch.signal: watch.observation(reading, 0)}
-        return self._judged(thresholds, seen, ((watch, reading),), coming, measured)
+        self._asked = self._judged(thresholds, seen, ((watch, reading),), coming, measured)
+        return self._asked.answer
 
     @property
     def is_of_first(self) -> bool:
         """Whether the last crossing was let through because the first candidate itself had grown."""
         return self._measured is not None
 
-    def figured(self, asked: Asked, watch: Watch, reading: Reading, coming: Mapping[str, Coming]) -> Asked:
-        """The answer of `crossing`, with the figures that it did not need. For after the signal: 40 us."""
+    def figured(self, watch: Watch, reading: Reading, coming: Mapping[str, Coming]) -> Asked:
+        """The answer of the last `crossing`, with the figures that it did not need. For after the signal: 40 us."""
         measured, self._measured = self._measured, None
         if measured is None:
-            return asked
-        figures = self.figures.of_sums(watch, reading, measured)
-        return asked._replace(known={watch.signal: _with(coming, watch, figures)})
+            return self._asked
+        return Asked(GO, {watch.signal: _with(coming, watch, self.figures.of_sums(watch, reading, measured))})
 
     def ask(
         self,
