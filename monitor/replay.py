@@ -157,16 +157,16 @@ class Passes:
         brake = judge_suspension(outcome.met, observations, figures_of(recorded.brake))
         holding = recorded.holding  # as the looks that were recorded say
         answer = gate(
-            outcome,
-            may_act=recorded.may_act,
+            may_act=recorded.may_act and outcome.victim is not None,
             busy=recorded.busy,
+            signalled=recorded.held,
             waits=waits,
             forced=recorded.forced,
-            suspends=lambda _: brake,
-            holds=lambda _: self._holds and holding and is_of_memory(outcome) and is_urgent(outcome),
+            suspends=lambda: brake,
+            holds=lambda: self._holds and holding and is_of_memory(outcome) and is_urgent(outcome),
         )
         victim = outcome.victim
-        if victim is not None and answer == EVICT and not recorded.held:
+        if victim is not None and answer == EVICT:
             name = f"{victim.namespace}/{victim.name}" if victim.namespace else victim.name
             crossed_ns = recorded.crossed_ns if is_of_memory(outcome) else 0
             about = decisions.for_threshold(result, observations, brake.reason)

@@ -17,9 +17,9 @@ from monitor.kernel.domains import Reading
 from monitor.link.messages import Decision
 from monitor.link.outbox import Outbox
 from monitor.policy import pending_release
-from monitor.policy.decisions import NO_VICTIM, Decisions
+from monitor.policy.decisions import EVICT, NO_VICTIM, Decisions, gate
 from monitor.policy.eviction_pass import takes_first_at_once
-from monitor.policy.pending_release import Coming
+from monitor.policy.pending_release import NOTHING, Coming
 from monitor.policy.signals import Observation
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
@@ -84,8 +84,6 @@ class Actor:
         once, and chooses the first of the order (`takes_first_at_once`; a test compares it with `run_pass`).
         A signal after the pass and its report cost 90 us of 270 with 110 pods.
         """
-        if self.evictor.current is not None:
-            return None
         entry = self.registry.first()
         if entry is None or not self.gauge.known(watch):
             return None
@@ -93,10 +91,13 @@ class Actor:
         available = watch.capacity - reading.used
         if not takes_first_at_once(available, watch.hard_line):
             return None
-        if pending_release.waits(coming.get(watch.signal, pending_release.NOTHING), available, watch.hard_line):
-            return None
-        found = self.suspension.crossing(watch, reading, moved, coming)
-        if not found.go or (self.registry.grown and not self.suspension.is_of_first):
+        answer = gate(
+            may_act=True,
+            busy=self.evictor.current is not None,
+            waits=pending_release.waits(coming.get(watch.signal, NOTHING), available, watch.hard_line),
+            suspends=lambda: self.suspension.crossing(watch, reading, moved, coming),
+        )
+        if answer != EVICT or (self.registry.grown and not self.suspension.is_of_first):
             return None  # the pod that grows may be one that was evicted and runs again: run the pass first
         victim = self.trigger.ready(entry.uid)
         if victim is None:
@@ -105,6 +106,14 @@ class Actor:
         self.evictor.note.begin(entry.cgroup_id, entry.usage or 0, decided_ns)
         victim.kill()
         return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns())
+
+    def may_evict(self, *, may_act: bool, pressed: bool = False, waits: bool = False, holds: bool = False) -> bool:
+        """Whether the gate lets a pod through that is evicted for what it does itself."""
+        busy, signalled = self.evictor.current is not None, self.trigger.is_pulled
+        answer = gate(
+            may_act=may_act, busy=busy, signalled=signalled, pressed=pressed, waits=waits, holds=lambda: holds
+        )
+        return answer == EVICT
 
     def act(
         self,

@@ -23,8 +23,8 @@ from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import StallCause
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
-from monitor.policy.decisions import BUSY, EVICT, gate
-from monitor.policy.eviction_pass import PassConfig, PassResult, hurries, reconfigured, run_pass
+from monitor.policy.decisions import BUSY, EVICT, SIGNALLED, gate
+from monitor.policy.eviction_pass import PassConfig, PassResult, hurries, is_of_memory, reconfigured, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
@@ -143,7 +143,8 @@ class Decider:
         if self._enforce and self._evictor.current is None:
             self.pods.take_back(at_leisure=True)
             # Where a crossing must first decide whether the first may be evicted, the kernel must not signal it there.
-            self._trigger.prepare(may_arm=not (self._pending.active or self._suspension.forbids_arming()))
+            answer = gate(may_act=True, busy=False, waits=self._pending.active, suspends=self._suspension.arming)
+            self._trigger.prepare(may_arm=answer == EVICT)
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
         """One pass of the policy on numbers of this moment; acts on what it decides.
@@ -241,37 +242,36 @@ class Decider:
         """Evict the victim of the pass, if the gate lets it through."""
         outcome, sent = result.outcome, one.sent
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
-            one.answer = EVICT
+            one.answer = SIGNALLED
             self._evictor.begin(sent.entry, 0, sent)
             self._log("error", "a pod was signalled that the policy did not choose; report this", pod=sent.entry.title)
             return
-        by_uid = self._registry.by_uid
+        if outcome.victim is None:
+            return
+        entry = self._registry.by_uid[outcome.victim.uid]
         one.answer = gate(
-            outcome,
             may_act=self.may_act,
             busy=one.busy,
+            signalled=self._trigger.is_pulled and not is_of_memory(outcome),  # for memory: its record comes next
             waits=one.waits,
             forced=one.forced,
-            suspends=lambda victim: self._suspends(by_uid[victim.uid], outcome, one),
-            holds=lambda victim: self.holds.keeps(by_uid[victim.uid], outcome, one.crossed_ns),
+            suspends=lambda: self._suspends(entry, outcome, one),
+            holds=lambda: self.holds.keeps(entry, outcome, one.crossed_ns),
         )
-        if outcome.victim is not None and one.answer == EVICT:
-            entry = by_uid[outcome.victim.uid]
+        if one.answer == EVICT:
             one.acted = self._for_threshold(entry, result, one)
-            self.holds.acted(entry.uid, one.acted and one.acted.decision)
+            self.holds.acted(entry.uid, one.acted.decision)
         elif one.answer == BUSY and hurries(outcome) and self.holds.hurries:
             one.hurried = True
             self._evictor.hurry()
 
-    def _for_threshold(self, entry: PodEntry, result: PassResult, one: OnePass) -> Acted | None:
-        """Act on the victim of the pass. None where the kernel's trigger was pulled for another."""
+    def _for_threshold(self, entry: PodEntry, result: PassResult, one: OnePass) -> Acted:
+        """Act on the victim of the pass."""
         about = decisions.for_threshold(result, one.observations, one.asked.answer.reason)
         signal = about["signal"]
         if signal in MEMORY_SIGNALS:
             figures = {"usage": one.readings[signal].usage, "coming": self._pending.left_in(signal)}
             return self._actor.act(entry, about, figures, one.crossed_ns, one.sent)
-        if self._trigger.is_pulled:
-            return None  # the kernel has signalled a pod already: its record comes next
         if self._enforce:
             self._disks.evicted(signal, time.monotonic_ns())
         usage = about["capacity"] - about["available"]
@@ -381,7 +381,7 @@ class Decider:
 
     def evict_over_limit(self) -> bool:
         """Evict the next pod that is over a limit of its own; False if there is none."""
-        while self.may_act and self._evictor.current is None and not self._trigger.is_pulled:
+        while self._actor.may_evict(may_act=self.may_act):
             violation = self._disks.next_violation()
             if violation is None:
                 break
@@ -406,10 +406,10 @@ class Decider:
         and if it does not, the helper asks again.
         """
         entry = self._registry.by_uid.get(message.pod)
-        busy = self._evictor.current is not None or self._pending.active or self._trigger.is_pulled
-        busy = busy or self.pressed or self.holds.is_in_the_way
-        able = entry is not None and entry.counted and not (entry.critical or entry.evicted)
-        if entry is not None and able and self.may_act and not busy:
+        if entry is None or not entry.counted or entry.critical or entry.evicted:
+            return
+        known = {"pressed": self.pressed, "waits": self._pending.active, "holds": self.holds.is_in_the_way}
+        if self._actor.may_evict(may_act=self.may_act, **known):
             self._evict_for(entry, message.message)
 
     def follow(self, now_ns: int, side: int) -> bool:

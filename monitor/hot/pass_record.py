@@ -14,7 +14,7 @@ from typing import Any
 from monitor.hot.act import Acted, OnePass
 from monitor.link.messages import HotMessage
 from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
-from monitor.policy.decisions import EVICT, HELD, Decisions
+from monitor.policy.decisions import HELD, SIGNALLED, Decisions
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
@@ -94,8 +94,7 @@ class PassRecorder:
                 slow=self._disk_orders,
                 may_act=may_act,
                 busy=one.busy,
-                # Another pod was signalled already: by the kernel's trigger, or before the pass.
-                held=one.answer == EVICT and one.acted is None,
+                held=one.answer == SIGNALLED,
                 coming=one.coming,
                 forced=one.forced,
                 waits=one.waits,

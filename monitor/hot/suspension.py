@@ -16,7 +16,7 @@ from monitor.link.messages import Braked, Released
 from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
-from monitor.policy.suspension import GO, GREW, NOISE, Answer, Figures, answer, judge
+from monitor.policy.suspension import GO, GREW, NOISE, WAIT, Answer, Figures, answer, judge
 from monitor.policy.synchronize import Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.gauge import Gauge
@@ -130,19 +130,19 @@ class Suspension:
             found = judge(met, seen, known)
         return Asked(found, known)
 
-    def forbids_arming(self) -> bool:
-        """Whether the victim would not be evicted at a crossing of this moment: then the kernel must not signal it."""
+    def arming(self) -> Answer:
+        """Whether the victim would be evicted at a crossing of this moment: else the kernel must not signal it."""
         if not self.active:
-            return False
+            return GO
         if self.state is not None:
-            return True
+            return WAIT
         for watch in self.gauge.watches:
             if watch.hard_line and self.gauge.known(watch):
                 reading = self.gauge.reading(watch)
                 short = max(0, watch.hard_line - watch.capacity + reading.used)
                 if answer(short, watch.hard_line, self.figures.of_sums(watch, reading)) != GO:
-                    return True
-        return False
+                    return WAIT
+        return GO
 
     # reports
 

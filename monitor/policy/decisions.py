@@ -1,11 +1,14 @@
-"""What stands between a pass and the eviction of its victim, and the decision on it: for the daemon and for `replay`.
+"""What stands between a pod and its eviction, and the decision on it: for the daemon and for `replay`.
 
-One gate checks in this order. A new reason to wait belongs there.
+One gate checks in this order, for a pass and for all that evicts, or arms the kernel, beside one. A new reason to wait
+belongs there.
 
 | answer | because |
 |---|---|
 | `NO_VICTIM` | the policy chose no pod, or not all pods are known yet |
 | `BUSY` | another pod is being evicted |
+| `SIGNALLED` | a signal went to another pod: by the kernel's trigger, or before the pass |
+| `PRESSED` | a memory threshold is met, and the policy chooses: no eviction for a stall |
 | `RETURNS` | a release is pending, and may be enough (`monitor.policy.pending_release`) |
 | `SUSPENDED` | the eviction would not help, or that is not known yet (`monitor.policy.suspension`) |
 | `HELD` | pods are held for the shortage (`monitor.policy.hold`) |
@@ -22,12 +25,12 @@ from typing import Any
 from monitor.policy import pending_release
 from monitor.policy.eviction_pass import PassConfig, PassResult, is_of_memory
 from monitor.policy.pending_release import Coming
-from monitor.policy.ranking import Candidate
 from monitor.policy.signals import DOMAIN_OF, RESOURCE, Observation
-from monitor.policy.suspension import WAIT, Answer
+from monitor.policy.suspension import GO, WAIT, Answer
 from monitor.policy.synchronize import Outcome
 
-NO_VICTIM, BUSY, RETURNS, SUSPENDED, HELD, EVICT = "no victim", "busy", "returns", "suspended", "held", "evict"
+NO_VICTIM, BUSY, SIGNALLED, PRESSED = "no victim", "busy", "signalled", "pressed"
+RETURNS, SUSPENDED, HELD, EVICT = "returns", "suspended", "held", "evict"
 #: The kubelet's loop: an observed decision for a threshold that stays met is repeated as rarely as the kubelet would.
 REPEAT_NS = 10_000_000_000
 #: Two observed decisions are at least this far apart, so that a working set trembling at the line does not flood the
@@ -36,33 +39,32 @@ QUIET_NS = 20_000_000
 
 
 def gate(
-    outcome: Outcome,
     *,
     may_act: bool,
     busy: bool,
-    waits: bool,
-    forced: bool,
-    suspends: Callable[[Candidate], Answer],
-    holds: Callable[[Candidate], bool],
+    signalled: bool = False,
+    pressed: bool = False,
+    waits: bool = False,
+    forced: bool = False,
+    suspends: Callable[[], Answer] = lambda: GO,
+    holds: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Whether the victim of a pass is evicted now, and why not.
+    """Whether a pod is evicted now, and why not.
 
-    ``may_act``: all pods are known. ``waits``: for a pending release. ``forced``: a signal is sent already, which
-    cannot be suspended. ``suspends`` and ``holds``, of the victim, are called only where the answer depends on them:
-    figures of every pod cost 0.2 ms, and a call of ``holds`` may hold pods. While it is not known yet whether an
-    eviction helps, pods may be held: that can be undone.
+    ``may_act``: all pods are known. ``waits``: for a pending release. ``forced``: it has got a signal already, which
+    cannot be suspended. ``suspends`` and ``holds`` are called only where the answer depends on them: figures of every
+    pod cost 0.2 ms, and a call of ``holds`` may hold pods. While it is not known yet whether an eviction helps, pods
+    may be held: that can be undone.
     """
-    if outcome.victim is None or not may_act:
-        return NO_VICTIM
-    if busy:
-        return BUSY
-    if waits:
-        return RETURNS
-    answer = suspends(outcome.victim)
+    known = (NO_VICTIM, not may_act), (BUSY, busy), (SIGNALLED, signalled), (PRESSED, pressed), (RETURNS, waits)
+    for reason, is_there in known:
+        if is_there:
+            return reason
+    answer = suspends()
     goes = answer.go or forced
     if not goes and answer != WAIT:
         return SUSPENDED
-    if holds(outcome.victim):
+    if holds():
         return HELD
     return EVICT if goes else SUSPENDED
 

@@ -1,21 +1,28 @@
-"""The gate between a pass and an eviction: which question comes first, and which are not asked at all."""
+"""The gate between a pod and its eviction: which question comes first, and which are not asked at all."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from monitor.policy.decisions import BUSY, EVICT, HELD, NO_VICTIM, RETURNS, SUSPENDED, gate
-from monitor.policy.ranking import Candidate
+from monitor.policy.decisions import BUSY, EVICT, HELD, NO_VICTIM, PRESSED, RETURNS, SIGNALLED, SUSPENDED, gate
 from monitor.policy.suspension import GO, NO_GAIN, WAIT, Answer
-from monitor.policy.synchronize import Outcome
 
-IDLE = Outcome(None, None, (), 0, frozenset(), (), (), None)
-VICTIM = IDLE._replace(victim=Candidate("uid", "ns", "pod", 0, 0, 0, critical=False))
 STOP = Answer(False, NO_GAIN)
+NONE = {"may_act": True, "busy": False}
+#: Reasons that callers know, in the order of the gate.
+KNOWN = {
+    NO_VICTIM: {"may_act": False},
+    BUSY: {"busy": True},
+    SIGNALLED: {"signalled": True},
+    PRESSED: {"pressed": True},
+    RETURNS: {"waits": True},
+    SUSPENDED: dict[str, bool](),
+}
 
 
 def through(suspends: Answer, holds: bool, **more: Any) -> tuple[str, str]:
-    """The answer, and the parts that were asked: the brake on evictions (s), the holds (h)."""
+    """The answer, and the parts that were asked: the suspension (s), the holds (h)."""
     asked = ""
 
     def ask(part: str, answer: Any) -> Any:
@@ -23,23 +30,14 @@ def through(suspends: Answer, holds: bool, **more: Any) -> tuple[str, str]:
         asked += part
         return answer
 
-    given = {"may_act": True, "busy": False, "waits": False, "forced": False, **more}
-    outcome = given.pop("outcome", VICTIM)
-    found = gate(outcome, suspends=lambda _: ask("s", suspends), holds=lambda _: ask("h", holds), **given)
+    found = gate(suspends=lambda: ask("s", suspends), holds=lambda: ask("h", holds), **NONE | more)
     return found, asked
 
 
-@pytest.mark.parametrize(
-    ("more", "answer"),
-    [
-        ({"outcome": IDLE, "busy": True}, NO_VICTIM),
-        ({"may_act": False, "busy": True}, NO_VICTIM),
-        ({"busy": True, "waits": True}, BUSY),
-        ({"waits": True}, RETURNS),
-    ],
-)
-def test_what_is_known_is_asked_first(more: dict[str, Any], answer: str) -> None:
-    assert through(STOP, True, **more) == (answer, "")
+@pytest.mark.parametrize(("first", "second"), [*pairwise(KNOWN)])
+def test_what_is_known_is_asked_first(first: str, second: str) -> None:
+    assert through(STOP, True, **KNOWN[second] | KNOWN[first]) == (first, "")
+    assert gate(**NONE) == EVICT
 
 
 @pytest.mark.parametrize(
