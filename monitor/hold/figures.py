@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from monitor.hold.brakes import UNTIL_NEXT_LOOK, HoldBrakes
 from monitor.hold.report import Hold
 from monitor.policy import hold
-from monitor.policy.hold import Domain, Look, Rules, State
-from monitor.policy.suspension import who_grew, who_grows_on
+from monitor.policy.hold import Domain, Look, Rules, State, who_grew, who_grows_on
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
 from monitor.sources.suspension_figures import SuspensionFigures

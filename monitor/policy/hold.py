@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from monitor.policy.suspension import NOISE
+
 VICTIM, GROWS = "victim", "grows"
 ABOVE, ACROSS = "above", "across"
 #: Why the policy decides itself.
@@ -40,6 +42,10 @@ DEPTH, CROSSING_NS = 4 << 20, 100_000_000
 BEYOND = 16 << 20
 #: A slowed pod gets a cap so far above its usage when it is so near: samples are 5 ms apart, 100 threads take 25 MiB/s.
 CREEP, _NEAR = 7 << 18, 1 << 20
+#: A pod that has this part of the growth is held at once; during a hold, one that grows by that part of the headroom.
+_PART, _LEFT_PART = 8, 16
+#: A pod that grew by less in the last 0.05 s stands still: a CPU charges this much ahead for a cgroup.
+_STANDS = 256 << 10
 #: Headroom above a threshold that counts as clear: a part of the threshold, within these bounds.
 _LEAST_ROOM, _MOST_ROOM, _ROOM_PART = 2 << 20, 32 << 20, 8
 
@@ -342,3 +348,24 @@ def _with_caps(state: State, caps: Iterable[Pod]) -> State:
     """With these in the place of the pods of the same uid."""
     by_uid = {pod.uid: pod for pod in caps}
     return state._replace(pods=tuple(by_uid.get(p.uid, p) for p in state.pods))
+
+
+# which pods grow, and so may be held, by uid
+
+
+def who_grew(
+    grew: Mapping[str, int], everywhere: int, order: Iterable[str], lately: Mapping[str, int] | None = None
+) -> list[str]:
+    """Pods that plainly grow, in ``order``: each by an eighth of ``everywhere``, the growth of memory as a whole. Not
+    those that stand still ``lately``, unless all do.
+    """
+    least = max(NOISE, everywhere // _PART)
+    found = [uid for uid in order if grew.get(uid, 0) >= least]
+    grow = found if lately is None else [uid for uid in found if lately.get(uid, 0) >= _STANDS]
+    return grow or found
+
+
+def who_grows_on(grew: Mapping[str, int], left: int, order: Iterable[str]) -> list[str]:
+    """Pods that grow although others are held, in ``order``: each by a part of what is ``left``."""
+    least = max(NOISE, left // _LEFT_PART)
+    return [uid for uid in order if grew.get(uid, 0) >= least]

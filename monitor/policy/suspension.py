@@ -42,10 +42,6 @@ GREW = 4 << 20
 LEAST_SPAN_NS = 5_000_000
 #: Less than this within the window is no growth.
 NOISE = 1 << 20
-#: A pod that has this part of the growth is held at once; during a hold, one that grows by that part of the headroom.
-_PART, _LEFT_PART = 8, 16
-#: A pod that grew by less in the last 0.05 s stands still: a CPU charges this much ahead for a cgroup.
-_STANDS = 256 << 10
 #: Time that evictions have to buy to be worth it.
 LASTS_NS = 60_000_000_000
 #: A shortage older than the daemon is observed for this long before an eviction, unless something grows sooner. A
@@ -222,24 +218,3 @@ def _buys(missing: int, figures: Figures) -> bool:
         return True
     while_dying = growth.grew * DYING_NS // growth.span_ns
     return not figures.in_vain and figures.first is not None and figures.first >= missing + while_dying
-
-
-# which pods grow, and so may be held (`monitor.policy.hold`), by uid
-
-
-def who_grew(
-    grew: Mapping[str, int], everywhere: int, order: Iterable[str], lately: Mapping[str, int] | None = None
-) -> list[str]:
-    """Pods that plainly grow, in ``order``: each by an eighth of ``everywhere``, the growth of memory as a whole. Not
-    those that stand still ``lately``, unless all do.
-    """
-    least = max(NOISE, everywhere // _PART)
-    found = [uid for uid in order if grew.get(uid, 0) >= least]
-    grow = found if lately is None else [uid for uid in found if lately.get(uid, 0) >= _STANDS]
-    return grow or found
-
-
-def who_grows_on(grew: Mapping[str, int], left: int, order: Iterable[str]) -> list[str]:
-    """Pods that grow although others are held, in ``order``: each by a part of what is ``left``."""
-    least = max(NOISE, left // _LEFT_PART)
-    return [uid for uid in order if grew.get(uid, 0) >= least]

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy import hold
-from monitor.policy.hold import FREE, Domain, Look, Rules, State, Steps, advance
-from monitor.policy.suspension import who_grew, who_grows_on
+from monitor.policy.hold import FREE, Domain, Look, Rules, State, Steps, advance, who_grew, who_grows_on
 
 MIB = 1 << 20
 MS = 1_000_000
