@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monitor.hot.act import Acted, Actor, OnePass
 from monitor.hot.disk_signals import DiskSignals
@@ -71,7 +71,7 @@ class Decider:
         self.pods = MovedPods(gauge, registry, evictor, outbox.send)
         # Holds need figures, whatever the policy's release.
         self.figures = figures = SuspensionFigures(gauge, registry, active=sane or config.holds)
-        self._suspension = suspension = Suspension(gauge, registry, trigger, figures, outbox, active=sane)
+        self.suspension = suspension = Suspension(gauge, registry, trigger, figures, outbox, active=sane)
         self._actor = Actor(gauge, registry, trigger, evictor, suspension, outbox, enforces=config.kills)
         self.holds: HoldControl | NoHolds = NoHolds()
         if config.holds:
@@ -93,11 +93,6 @@ class Decider:
     def pass_due_ns(self) -> int | None:
         """When a pass is due although nothing moved."""
         return self._timer.due_ns(self.outcome.next_deadline_ns if self.outcome is not None else None, self.pressed)
-
-    @property
-    def braked(self) -> dict[str, Any] | None:
-        """The report of evictions that are suspended, because they would not help; None while they are not."""
-        return self._suspension.state
 
     @property
     def is_calm(self) -> bool:
@@ -143,7 +138,7 @@ class Decider:
         if self._enforce and self._evictor.current is None:
             self.pods.take_back(at_leisure=True)
             # Where a crossing must first decide whether the first may be evicted, the kernel must not signal it there.
-            answer = gate(may_act=True, busy=False, waits=self._pending.active, suspends=self._suspension.arming)
+            answer = gate(may_act=True, busy=False, waits=self._pending.active, suspends=self.suspension.arming)
             self._trigger.prepare(may_arm=answer == EVICT)
 
     def run_pass(self, crossed_ns: int = 0, watch: Watch | None = None, reading: Reading | None = None) -> None:
@@ -191,7 +186,7 @@ class Decider:
         """Read the numbers of this moment."""
         if one.sent is not None and watch is not None:
             reading = one.sent.reading
-            one.asked = self._suspension.figured(watch, reading, one.coming)
+            one.asked = self.suspension.figured(watch, reading, one.coming)
         elif self._registry.grown:
             self.pods.take_back(at_leisure=self._enforce and reading is None)  # else a pod was signalled
         one.now_ns = time.monotonic_ns()
@@ -282,14 +277,14 @@ class Decider:
         """Whether evictions are suspended, which is reported."""
         if one.sent is None:
             settled = not self._pending.active
-            one.asked = self._suspension.ask(outcome, one.observations, one.readings, one.coming, settled=settled)
-        self._suspension.take(one.asked, outcome, one.observations, victim, one.now_ns)
+            one.asked = self.suspension.ask(outcome, one.observations, one.readings, one.coming, settled=settled)
+        self.suspension.take(one.asked, outcome, one.observations, victim, one.now_ns)
         return one.asked.answer
 
     def _after(self, before: Outcome | None, outcome: Outcome, one: OnePass) -> None:
         """What the helper has to know of a pass."""
-        self._suspension.look_after(outcome, one.now_ns)
-        self.changed |= self._suspension.take_changed() or (one.acted is not None and one.acted.decision is not None)
+        self.suspension.look_after(outcome, one.now_ns)
+        self.changed |= self.suspension.take_changed() or (one.acted is not None and one.acted.decision is not None)
         self._stats.add("passes")
         for threshold in before.observed if before is not None else ():
             if threshold not in outcome.observed and threshold.signal in MEMORY_SIGNALS:
@@ -310,13 +305,13 @@ class Decider:
     def died(self, entry: PodEntry, size: int) -> None:
         """Another program killed a process of a pod, or it is gone; the kernel frees ``size`` bytes (0: unknown)."""
         current, uid = self._evictor.current, entry.uid
-        ours = entry.evicted or self._evictor.holds(uid) or (current is not None and current.victim.uid == uid)
+        ours = entry.evicted or self._evictor.is_stuck(uid) or (current is not None and current.victim.uid == uid)
         if not ours and self._pending.killed(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def exited(self, entry: PodEntry, size: int) -> None:
         """A process of a pod exited by itself, and the kernel frees ``size`` bytes of it late."""
-        if not self._evictor.holds(entry.uid) and self._pending.exited(entry, size, time.monotonic_ns()):
+        if not self._evictor.is_stuck(entry.uid) and self._pending.exited(entry, size, time.monotonic_ns()):
             self._trigger.stand_down()
 
     def forget(self, uid: str) -> None:
@@ -324,7 +319,7 @@ class Decider:
         entry = self._registry.by_uid.get(uid)
         if entry is not None:
             self.holds.dropped(uid)
-            if not self._evictor.holds(uid) and self._pending.dropped(entry, time.monotonic_ns()):
+            if not self._evictor.is_stuck(uid) and self._pending.dropped(entry, time.monotonic_ns()):
                 self._trigger.stand_down()
         self._registry.drop(uid)
         self._trigger.forget(uid)

@@ -102,7 +102,7 @@ class Evictor:
         if self.current is not None and self.current.decision_id == number:
             self._helper = 0
 
-    def holds(self, uid: str) -> bool:
+    def is_stuck(self, uid: str) -> bool:
         """Whether the pod was killed and is stuck."""
         return any(eviction.victim.uid == uid for eviction in self.stuck)
 

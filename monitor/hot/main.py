@@ -131,7 +131,7 @@ class Hot:
             guarded(decider.prepare)
             pending.hasten()
             decider.changed = True
-            if decider.braked is not None:
+            if decider.suspension.state is not None:
                 guarded(decider.run_pass)  # what grows may be in a pod now
 
         def follow_eviction(now_ns: int) -> None:

@@ -84,7 +84,7 @@ class MovedPods:
         for uid in list(self._registry.grown):
             entry = self._registry.by_uid[uid]
             usage = entry.usage or 0
-            if self._evictor.holds(uid) or (now < entry.ask_ns and usage - entry.asked < ASK_BYTES):
+            if self._evictor.is_stuck(uid) or (now < entry.ask_ns and usage - entry.asked < ASK_BYTES):
                 continue
             runs = cgroup_procs.populated(entry.cgroup)
             if runs is None and at_leisure:

@@ -70,7 +70,7 @@ class Report:
                 armed=self.gauge.arming.armed,
                 victim=first.uid if first else None,
                 observation={w.name: described(self.gauge, w) for w in self.gauge.watches if not w.formula},
-                braked=decider.braked,
+                braked=decider.suspension.state,
                 ready=decider.may_act,
             )
         )

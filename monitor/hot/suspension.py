@@ -151,9 +151,9 @@ class Suspension:
     ) -> None:
         """Report when evictions are suspended or resumed. While they are suspended the kernel signals no pod."""
         if asked.answer.reason:
-            self._hold(asked, outcome, seen, entry, now_ns)
+            self._suspend(asked, outcome, seen, entry, now_ns)
         elif asked.known and asked.answer.go:
-            self._release("evictions help now", now_ns)
+            self._resume("evictions help now", now_ns)
         if not asked.answer.go:
             self.trigger.stand_down()
 
@@ -162,9 +162,9 @@ class Suspension:
         starved = outcome.starved
         if starved is None or starved.signal not in MEMORY_SIGNALS:
             self.figures.forget_evictions()
-            self._release("the shortage is over", now_ns)
+            self._resume("the shortage is over", now_ns)
         elif outcome.victim is None:
-            self._release("no pod is left that may be evicted", now_ns)
+            self._resume("no pod is left that may be evicted", now_ns)
         self.figures.note(now_ns)
 
     def take_changed(self) -> bool:
@@ -172,7 +172,7 @@ class Suspension:
         changed, self._changed = self._changed, False
         return changed
 
-    def _hold(
+    def _suspend(
         self, asked: Asked, outcome: Outcome, seen: Mapping[str, Observation], entry: PodEntry, now_ns: int
     ) -> None:
         threshold = outcome.starved
@@ -200,7 +200,7 @@ class Suspension:
             self._reported_reason, self._reported_ns = reason, now_ns
             self.outbox.send(Braked(ts_ns=now_ns, order=self.registry.leaders(), **self.state))
 
-    def _release(self, why: str, now_ns: int) -> None:
+    def _resume(self, why: str, now_ns: int) -> None:
         state, self.state = self.state, None
         if state is None:
             return
@@ -214,7 +214,7 @@ class Suspension:
     def _outside(self, threshold: Threshold) -> int:
         """Bytes used outside of all pods that may be evicted."""
         watch = next(w for w in self.gauge.watches if w.signal == threshold.signal)
-        return max(0, self.gauge.reading(watch).working_set - self.registry.held[0])
+        return max(0, self.gauge.reading(watch).working_set - self.registry.sums[0])
 
 
 def _is_plain(found: Answer, known: Collection[Figures]) -> bool:

@@ -84,10 +84,10 @@ def waits(
     return pending_release.waits(coming.get(threshold.signal, pending_release.NOTHING), seen.available, quantity)
 
 
-def for_threshold(result: PassResult, observations: Mapping[str, Observation], held: str = "") -> dict[str, Any]:
+def for_threshold(result: PassResult, observations: Mapping[str, Observation], suspended: str = "") -> dict[str, Any]:
     """What a `decision` says of the threshold that is acted on and its numbers (bytes, inodes, processes; seconds).
 
-    ``held``: why evictions are suspended, where growth demands this one (`monitor.policy.suspension`).
+    ``suspended``: why evictions are, where growth demands this one (`monitor.policy.suspension`).
     """
     threshold = result.outcome.starved
     assert threshold is not None
@@ -101,7 +101,7 @@ def for_threshold(result: PassResult, observations: Mapping[str, Observation], h
         "capacity": seen.capacity,
         "grace_s": result.outcome.grace_s,
         "given_s": result.grace_s,
-        **({"braked": held} if held else {}),
+        **({"braked": suspended} if suspended else {}),
     }
 
 

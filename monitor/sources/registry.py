@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: How many pods of the order an incident lists (some 100 bytes each).
 _LEADERS = 64
 #: Bytes that candidates have, and the number of candidates with an unknown amount.
-Held = tuple[int, int]
+Sums = tuple[int, int]
 #: What the helper reports of a pod, as `PodEntry` has it.
 _SPEC = ("uid", "namespace", "name", "priority", "request", "request_nanos", "qos", "critical", "grace_s")
 _spec = attrgetter(*_SPEC)
@@ -54,7 +54,7 @@ class PodEntry:
     asked: int = 0  # bytes it had when that was read
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
     began: int = 0  # what it had then: its growth to that was not observed
-    summed: Held = (0, 0)  # what of it is in `Registry.held`
+    summed: Sums = (0, 0)  # what of it is in `Registry.sums`
     part: tuple[bool, bool, bool] | None = None  # `_part`, when it was ranked last
 
     @property
@@ -91,7 +91,7 @@ class Registry:
         self.grown: set[str] = set()  # uids of evicted pods that have more than they were left with
         self.changes = 0  # counts re-rankings; a cheap way to notice one
         self.members = 0  # counts pods that came or went
-        self.held: Held = (0, 0)  # together, by what each had when it was ranked
+        self.sums: Sums = (0, 0)  # together, by what each had when it was ranked
         self._measured: tuple[list[str], list[int], list[bool]] | None = None  # see `usages`; None: not made yet
         self.joined = 0  # bytes that candidates had when they were counted for the first time, all that ever were
 
@@ -263,10 +263,10 @@ class Registry:
         has = self._table.working_sets(indexes)
         return dict(zip(uids, has, strict=True)), sum(compress(has, may_go))
 
-    def _sum(self, entry: PodEntry, now: Held) -> None:
+    def _sum(self, entry: PodEntry, now: Sums) -> None:
         before, entry.summed = entry.summed, now
-        held = self.held
-        self.held = (held[0] + now[0] - before[0], held[1] + now[1] - before[1])
+        sums = self.sums
+        self.sums = (sums[0] + now[0] - before[0], sums[1] + now[1] - before[1])
 
     def _rank(self, entry: PodEntry) -> None:
         self.changes += 1

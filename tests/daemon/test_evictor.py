@@ -91,12 +91,12 @@ def test_a_stuck_pod_is_reported_when_it_goes_and_wakes_nobody_for_ever(pod: Pat
         assert not bench.evictor.follow(eviction.signalled_ns + STUCK_NS // 2, 0)
         assert bench.evictor.follow(eviction.signalled_ns + 2 * STUCK_NS, 0)
         assert bench.evictor.current is None
-        assert bench.evictor.holds("uid")
+        assert bench.evictor.is_stuck("uid")
         frozen = "an evicted pod gives nothing back (frozen, or in an endless system call): going on without it"
         assert bench.messages() == ["reap", frozen]
         assert bench.sent[-1].fields["bytes"] == bench.held
         bench.evictor.follow_stuck(time.monotonic_ns())
-        assert bench.evictor.holds("uid")
+        assert bench.evictor.is_stuck("uid")
         (freezer / "freezer.state").write_text("THAWED")
         for puppet in (first, second):
             puppet.wait()
@@ -106,7 +106,7 @@ def test_a_stuck_pod_is_reported_when_it_goes_and_wakes_nobody_for_ever(pod: Pat
         assert bench.epoll.poll(0) == []
         bench.held = 0
         bench.evictor.follow_stuck(time.monotonic_ns())
-        assert not bench.evictor.holds("uid")
+        assert not bench.evictor.is_stuck("uid")
         assert bench.messages()[2:] == ["evicted"]
 
 

@@ -86,7 +86,8 @@ class World:
         self.hierarchy = hierarchy
         self.fired: Any = None
         self.note = types.SimpleNamespace(reported=lambda: None, begin=lambda *_: None, read=lambda: None)
-        self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, note=self.note, holds=lambda _: False)
+        self.evictor: Any = types.SimpleNamespace(current=None, begin=self.begin, note=self.note)
+        self.evictor.is_stuck = lambda _: False
         self.hurried: list[int] = []
         self.evictor.hurry = lambda: self.hurried.append(self.now_ns)
         self.graces: dict[str, int] = {}  # uid -> when it gets SIGKILL
