@@ -5,7 +5,7 @@ from __future__ import annotations
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
 from monitor.race import stalls
-from monitor.race.events import BY_HAND, KUBELET, KUBEPODS, PODS, Held, Refused, Sample
+from monitor.race.events import BY_HAND, KUBELET, KUBEPODS, PODS, Refused, Sample, Suspended
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, last_sample
 from monitor.race.flags import over_eviction, wrong_victim
@@ -28,8 +28,8 @@ def advice(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin_bytes: int |
             f"request of at least {quantity(wrong.rss)} for {wrong.pod_name or wrong.pod} lowers its oom_score_adj."
         )
     if i.BRAKED in flags:
-        held = next(e for e in f.episode.events if isinstance(e, Held) and e.reason)
-        outside = f" ({size(held.outside)} were)" if held.outside is not None else ""
+        taken = next(e for e in f.episode.events if isinstance(e, Suspended) and e.reason).outside
+        outside = f" ({size(taken)} were)" if taken is not None else ""
         found.append(
             f"What was short was in no pod that may be evicted{outside}: limit who takes it (MemoryMax= of its unit), "
             "or reserve it for the system (systemReserved)."

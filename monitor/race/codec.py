@@ -30,12 +30,12 @@ class Record:
 
 
 class Tagged(Record):
-    """A record of one of several kinds: its key `event` says which, by the name of the class."""
+    """A record of one of several kinds: its key `event` says which, by `TAG` or the name of the class."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"event": type(self).__name__.lower(), **_fields(self)}
+        return {"event": _tag(type(self)), **_fields(self)}
 
 
 def plain(value: Any) -> Any:
@@ -53,12 +53,17 @@ def _fields(value: Any) -> dict[str, Any]:
     return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
 
 
+def _tag(cls: type) -> str:
+    found: str = getattr(cls, "TAG", cls.__name__.lower())
+    return found
+
+
 def tagged(kinds: Iterable[type], data: Any, where: str) -> Any:
     """A value of the one of these classes that its key `event` names."""
     if not isinstance(data, Mapping):
         raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
     name = data.get("event")
-    cls = next((c for c in kinds if c.__name__.lower() == name), None)
+    cls = next((c for c in kinds if _tag(c) == name), None)
     if cls is None:
         raise RecordError(f"{where}: {name!r} is not known")
     return decode(cls, data, where)
@@ -69,8 +74,8 @@ def decode(cls: Any, data: Any, where: str) -> Any:
     if not isinstance(data, Mapping):
         raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
     hints = _hints(cls)
-    if issubclass(cls, Tagged) and data.get("event") != cls.__name__.lower():
-        raise RecordError(f"{where}.event: must be {cls.__name__.lower()}, not {data.get('event')!r}")
+    if issubclass(cls, Tagged) and data.get("event") != _tag(cls):
+        raise RecordError(f"{where}.event: must be {_tag(cls)}, not {data.get('event')!r}")
     made = {}
     for f in fields(cls):
         if f.name in data:

@@ -206,7 +206,7 @@ def _opened(state: State, event: ev.Event) -> Open | None:
     """A new episode, if this event begins one; with what the flight recorder holds about it."""
     if isinstance(event, ev.Stalled) and event.over:
         return None
-    if isinstance(event, ev.Crossing | ev.Mark | ev.Decided | ev.Hold | ev.Stalled):
+    if isinstance(event, ev.Crossing | ev.Mark | ev.Decided | ev.PodHeld | ev.Stalled):
         where = key_of(event)
         assert where is not None
         key, domain = where

@@ -121,10 +121,12 @@ SIGTERM, SIGKILL = 15, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Held(OfThreshold):
+class Suspended(OfThreshold):
     """Evictions for a threshold that is met are suspended: they would not help. `reason` "": they are resumed. `pods`:
     bytes of all pods that may be evicted; `outside`: bytes in use besides. `pod`: the kubelet would evict it.
     """
+
+    TAG = "held"
 
     reason: str
     available: int | None = None
@@ -212,13 +214,15 @@ class KubeletEvicted(Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(OfThreshold):
+class PodHeld(OfThreshold):
     """A pod is held: braked instead of killed; again when the brake changed. `hold` numbers it. `brake`: of `limit`,
     `high` and `freeze`, with + between. `cap`: what it may have at most (0: no limit). `usage` is the pod's,
     `available` the domain's. `second_line`: what is available when it is killed after all (0: it is not). `reason`:
     `victim` (the policy's) or `grows`. `until_ns`: its time limit. `step`: `above` a kubelet's line, or `across`.
     `left_out`: so many beginnings, changes and ends of holds of it, before this one, are no events.
     """
+
+    TAG = "hold"
 
     pod: str
     pod_name: str
@@ -237,12 +241,12 @@ class Hold(OfThreshold):
 
 
 @dataclass(frozen=True, slots=True)
-class HoldEnd(Timed):
+class PodReleased(Timed):
     """A pod is not held any more, after `held_ns`; `why` is one of `monitor.link.rare_messages.HOLD_ENDS`. `grew`: by
-    how much the pod did. `instead`: namespace/name of the pod that the kubelet evicted instead.
-    `left_out` as for `Hold`.
+    so much. `instead`: namespace/name of the pod that the kubelet evicted instead. `left_out` as for `PodHeld`.
     """
 
+    TAG = "holdend"
     RETIRED = frozenset(("connections", "unread", "unready", "restarts", "failed_probes"))  # in older recordings
 
     pod: str
@@ -385,9 +389,8 @@ class Exit(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Checked(Timed):
-    """Another source (memory.events, memory.oom_control, kmsg) was asked about a kill, and agrees or not.
-
-    "kmsg oom-kill" is about where it was: whose limit, and in which cgroup its victim. "kmsg sysrq": SysRq f asked.
+    """Another source (memory.events, memory.oom_control, kmsg) agrees about a kill, or not. "kmsg oom-kill": where it
+    was: whose limit, and in which cgroup its victim. "kmsg sysrq": SysRq f asked.
     """
 
     source: str
@@ -432,9 +435,9 @@ class End(Timed):
 
 
 Event = (
-    Clock | Lost | Watched | Ranked | Sample | WorkingSets | Reclaim | Crossing | Seen | Held | Decided
-    | Refused | Hold | HoldEnd | Stalled | Signalled | Kill | Mark | Exit | Gone | KubeletEvicted | Checked | Clear
-    | Tick | End
+    Clock | Lost | Watched | Ranked | Sample | WorkingSets | Reclaim | Crossing | Seen | Suspended | Decided
+    | Refused | PodHeld | PodReleased | Stalled | Signalled | Kill | Mark | Exit | Gone | KubeletEvicted | Checked
+    | Clear | Tick | End
 )  # fmt: skip
 
 #: The order in which events of one nanosecond are taken: causes before effects.

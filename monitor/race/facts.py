@@ -77,7 +77,7 @@ class Facts:
     def cut_ns(self) -> int | None:
         """When the growth was cut: by the first eviction, the first hold, or the kill of a race; None: by nothing."""
         times = [e.signalled_ns or e.decision.ts_ns for e in self.evictions if not e.decision.observed]
-        times += [e.ts_ns for e in self.episode.events if isinstance(e, ev.Hold)][:1]
+        times += [e.ts_ns for e in self.episode.events if isinstance(e, ev.PodHeld)][:1]
         return min(times + [m.ts_ns for m in self.kills[:1] if self.race], default=None)
 
     @property
@@ -136,7 +136,7 @@ def facts(episode: Episode) -> Facts:
     at = kills[0].ts_ns if kills else None
     # What another domain had crossed is no part of a race that was run for this one.
     raced = domain_of(kills[0]) if kills and kills[0].scope in ev.RACE_SCOPES else None
-    began = [e.ts_ns for e in events if isinstance(e, ev.Hold)][:1]  # from then on it grows no more
+    began = [e.ts_ns for e in events if isinstance(e, ev.PodHeld)][:1]  # from then on it grows no more
     decided = min([*began, *[e.decision.ts_ns for e in evictions[:1]]], default=episode.end_ns)
     moment = decided if at is None else at
     compared = {w.threshold for w in episode.watched if w.compared}

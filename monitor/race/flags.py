@@ -5,7 +5,7 @@ from __future__ import annotations
 from monitor.policy import stall
 from monitor.race import incident as i
 from monitor.race.badness import evictable
-from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Held, Mark
+from monitor.race.events import KUBELET, KUBEPODS_SCOPES, RACE_SCOPES, Clear, Crossing, Decided, Event, Mark, Suspended
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, one_kill
 from monitor.race.holds import UNANSWERED, held_pods
@@ -24,7 +24,7 @@ def flags(f: Facts) -> tuple[str, ...]:
         i.OVER_EVICTION: over_eviction(f) is not None,
         i.USER_KILL: bool(f.user_kills),
         i.ALREADY_EXITING: bool(f.exiting),
-        i.BRAKED: any(isinstance(e, Held) and e.reason for e in f.episode.events),
+        i.BRAKED: any(isinstance(e, Suspended) and e.reason for e in f.episode.events),
         i.KUBELET_ONLY: f.only_kubelets,
         i.HELD: bool(holds) or any(m.held for m in f.kills),
         i.HELD_THEN_EVICTED: any(one.by_kubelet for one in holds),
@@ -65,10 +65,10 @@ def collateral(f: Facts) -> list[Mark]:
     return [m for m in f.kills if m.pod is None and m.scope in RACE_SCOPES and is_known(m)]
 
 
-def braked_at(f: Facts, ts_ns: int) -> Held | None:
+def suspended_at(f: Facts, ts_ns: int) -> Suspended | None:
     """That evictions were suspended at this moment, as last reported."""
-    held = [e for e in f.episode.events if isinstance(e, Held) and e.ts_ns <= ts_ns]
-    return held[-1] if held and held[-1].reason else None
+    reported = [e for e in f.episode.events if isinstance(e, Suspended) and e.ts_ns <= ts_ns]
+    return reported[-1] if reported and reported[-1].reason else None
 
 
 def is_group_kill(f: Facts) -> bool:

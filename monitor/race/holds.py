@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monitor.race.codec import Record
-from monitor.race.events import KUBELET, Hold, HoldEnd, KubeletEvicted
+from monitor.race.events import KUBELET, KubeletEvicted, PodHeld, PodReleased
 from monitor.race.facts import Facts, growth
 from monitor.race.units import size, span
 
@@ -40,13 +40,13 @@ class HeldPod(Record):
 def held_pods(f: Facts) -> tuple[HeldPod, ...]:
     """Every hold of an episode, in order."""
     events = f.episode.events
-    first: dict[tuple[str, int], Hold] = {}
-    last: dict[tuple[str, int], Hold] = {}
+    first: dict[tuple[str, int], PodHeld] = {}
+    last: dict[tuple[str, int], PodHeld] = {}
     for event in events:
-        if isinstance(event, Hold):
+        if isinstance(event, PodHeld):
             first.setdefault((event.pod, event.hold), event)
             last[event.pod, event.hold] = event
-    ends = {(e.pod, e.hold): e for e in events if isinstance(e, HoldEnd)}
+    ends = {(e.pod, e.hold): e for e in events if isinstance(e, PodReleased)}
     start_ns = min((hold.ts_ns for hold in first.values()), default=None)
     lasts_ms = _lasts_ms(f, start_ns) if start_ns is not None else None
     evicted = _evicted_by_kubelet(f)

@@ -17,8 +17,9 @@ _STALL_NS = 24 * 3600 * 10**9
 
 #: What only accompanies an episode, and does not keep it open.
 _ASIDE = (
-    ev.Ranked | ev.WorkingSets | ev.Reclaim | ev.Lost | ev.Seen | ev.Held | ev.Refused | ev.Checked | ev.KubeletEvicted
-)
+    ev.Ranked | ev.WorkingSets | ev.Reclaim | ev.Lost | ev.Seen | ev.Suspended | ev.Refused | ev.Checked
+    | ev.KubeletEvicted
+)  # fmt: skip
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ class Open(Record):
 
 def key_of(event: ev.Event) -> tuple[str, str] | None:
     """Key and domain of the episode that this event may begin or surely belongs to."""
-    if isinstance(event, ev.Crossing | ev.Clear | ev.Seen | ev.Held | ev.Decided | ev.Refused | ev.Hold):
+    if isinstance(event, ev.Crossing | ev.Clear | ev.Seen | ev.Suspended | ev.Decided | ev.Refused | ev.PodHeld):
         return (PRESSURE if event.domain in (ev.NODE, ev.KUBEPODS) else event.domain), event.domain
     if isinstance(event, ev.Stalled):
         return STALL + event.domain, event.domain
@@ -216,10 +217,10 @@ def _tracked(o: Open, event: ev.Event, bounds: Bounds) -> Open:
     if isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None:
         known = any(uid == event.pod for uid, _ in o.pods)
         return o if known else replace(o, pods=(*o.pods, (event.pod, event.ts_ns + bounds.victim_ns)))
-    if isinstance(event, ev.Hold) or (isinstance(event, ev.Stalled) and not event.over):
-        until = (event.until_ns if isinstance(event, ev.Hold) else event.ts_ns + _STALL_NS) + bounds.victim_ns
+    if isinstance(event, ev.PodHeld) or (isinstance(event, ev.Stalled) and not event.over):
+        until = (event.until_ns if isinstance(event, ev.PodHeld) else event.ts_ns + _STALL_NS) + bounds.victim_ns
         return replace(o, holds=(*[p for p in o.holds if p[0] != event.pod], (event.pod, until)))
-    if isinstance(event, ev.HoldEnd | ev.Stalled):
+    if isinstance(event, ev.PodReleased | ev.Stalled):
         return replace(o, holds=tuple([p for p in o.holds if p[0] != event.pod]))
     if isinstance(event, ev.Gone):
         return replace(o, pods=tuple([p for p in o.pods if p[0] != event.pod]))

@@ -14,7 +14,7 @@ from typing import Any
 from monitor.policy.signals import working_set
 from monitor.race.codec import Record, RecordError
 from monitor.race.episode import Episode
-from monitor.race.events import Crossing, Decided, Gone, Hold, Mark, Ranked, Sample
+from monitor.race.events import Crossing, Decided, Gone, Mark, PodHeld, Ranked, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, domain_of
 from monitor.race.forecast import used_by
 
@@ -216,7 +216,7 @@ def _of_usage(episode: Episode) -> Iterator[tuple[int, int]]:
 def _pods(f: Facts, grown: dict[str, Growth]) -> list[tuple[str, str]]:
     """(domain, uid) of the pods to draw: evicted, held and killed ones first, then those that grew most."""
     of_uid = {e.pod: e.domain for e in f.episode.events if isinstance(e, Sample) and e.pod}
-    taking_part = [e.pod for e in f.episode.events if isinstance(e, Decided | Hold)] + [m.pod for m in f.kills]
+    taking_part = [e.pod for e in f.episode.events if isinstance(e, Decided | PodHeld)] + [m.pod for m in f.kills]
     growers = [g.last.pod for g in grown.values() if g.bytes >= _NOTABLE and g.last.pod][:_GROWERS]
     uids = [uid for uid in dict.fromkeys((*taking_part, *growers)) if uid in of_uid]
     return [(of_uid[uid], uid) for uid in uids if uid is not None and of_uid[uid] != f.episode.domain][:_PODS]

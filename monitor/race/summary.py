@@ -14,15 +14,15 @@ from monitor.race.events import (
     KUBEPODS,
     PODS,
     Checked,
-    Hold,
     KubeletEvicted,
     Mark,
+    PodHeld,
     Refused,
     Sample,
 )
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, available_of
-from monitor.race.flags import braked_at, collateral, wrong_victim
+from monitor.race.flags import collateral, suspended_at, wrong_victim
 from monitor.race.holds import held_pods, remark
 from monitor.race.margins import Margins, Ruling, held, observed_in_time
 from monitor.race.units import listed, size, span
@@ -99,7 +99,7 @@ def _before(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, 
     had = (f.kill_ns or 0) - (f.crossed_ns or 0)
     kind = "soft threshold" if f.crossing is not None and not f.crossing.hard else "threshold"
     when = f"{span(had)} after the {kind} was crossed" if had else f"in the very moment the {kind} was crossed"
-    if braked_at(f, f.kill_ns or 0):
+    if suspended_at(f, f.kill_ns or 0):
         return f"OOM killer won: it took {killed(f)} {when}, while evictions were suspended that would not have helped"
     late = f"; it was decided {span(-margin_ms * 1e6)} too late" if margin_ms else ""
     return f"OOM killer won: it took {killed(f)} {when}, before anybody decided{late}"
@@ -144,7 +144,7 @@ def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, mar
 
 
 def _relieved(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
-    holds = any(isinstance(e, Hold) for e in f.episode.events)
+    holds = any(isinstance(e, PodHeld) for e in f.episode.events)
     if f.crossed_ns is None:
         return _uncrossed(f, holds)
     if f.only_kubelets:
@@ -207,7 +207,7 @@ def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     found += [*_by_policy(f), *_by_api(f)]
     if outside:
         found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")
-    if i.BRAKED in flags and not braked_at(f, f.kill_ns or 0):
+    if i.BRAKED in flags and not suspended_at(f, f.kill_ns or 0):
         found.append("evictions were suspended that would not have helped")
     if i.GROUP_KILL in flags:
         found.append(f"{len(f.kills)} processes were killed as a group")

@@ -51,14 +51,14 @@ def _at(episode: Episode, ts_ns: int, fields: dict[str, Any]) -> dict[str, Any]:
 _STEPS: dict[type[ev.Event], tuple[str, str]] = {
     ev.Crossing: ("crossed", "domain signal kind quantity available usage working_set"),
     ev.Seen: ("seen", "by signal available"),
-    ev.Held: ("held", "signal reason available pods outside kubelet_would_evict=pod_name"),
+    ev.Suspended: ("held", "signal reason available pods outside kubelet_would_evict=pod_name"),
     ev.Decided: (
         "decided",
         "by pod=pod_name rank grace_s available observed trigger pod_working_set=working_set",
     ),
     ev.Refused: ("refused", "signal pods budget problem instead"),
-    ev.Hold: ("pod_held", "pod=pod_name reason brake cap usage available step second_line signal left_out"),
-    ev.HoldEnd: ("pod_released", "pod=pod_name why held_ms grew usage available instead left_out"),
+    ev.PodHeld: ("pod_held", "pod=pod_name reason brake cap usage available step second_line signal left_out"),
+    ev.PodReleased: ("pod_released", "pod=pod_name why held_ms grew usage available instead left_out"),
     ev.Stalled: ("stalled", "over pod=pod_name share why cause=cause_name lacks grew available"),
     ev.Signalled: ("signalled", "by pod=pod_name signal"),
     ev.Gone: ("gone", "by pod=pod_name freed exits"),
@@ -93,7 +93,7 @@ _WORKED_OUT: dict[str, Callable[[Any], Any]] = {
 
 def _step(event: ev.Event) -> dict[str, Any] | None:
     what, shown = _STEPS.get(type(event), ("", ""))
-    if isinstance(event, ev.Held) and not event.reason:
+    if isinstance(event, ev.Suspended) and not event.reason:
         what, shown = "not_held", "signal reason"
     if isinstance(event, ev.Mark) and event.exiting:
         what = "exiting"

@@ -354,17 +354,18 @@ class EventBuilder:
         """Evictions are suspended, because they would not help."""
         self.feed(ranked(message.ts_ns, message.order))
         about = {"hard": message.kind == "hard", "pod": message.victim, "pod_name": message.name}
-        self.feed(made(ev.Held, message._asdict(), **about, pods=message.pods_bytes, outside=message.outside_bytes))
+        about |= {"pods": message.pods_bytes, "outside": message.outside_bytes}
+        self.feed(made(ev.Suspended, message._asdict(), **about))
 
     def _on_released(self, message: messages.Released) -> None:
-        self.feed(ev.Held(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
+        self.feed(ev.Suspended(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
     def _on_hold_ended(self, message: HoldEnded) -> None:
         if (left_out := self._hold_ration.take(message)) is None:
             return
         instead = self._name_of(message.other) if message.other else None
         about = {"pod_name": message.name, "hold": message.id, "instead": instead, "left_out": left_out}
-        self.feed(made(ev.HoldEnd, message._asdict(), **about))
+        self.feed(made(ev.PodReleased, message._asdict(), **about))
 
     def _name_of(self, uid: str) -> str:
         found = self.node.pods.get(uid)
@@ -402,7 +403,7 @@ class EventBuilder:
         if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
             self.feed(ranked(message.ts_ns, message.order))
         about = {"pod_name": message.name, "hold": message.id, "left_out": left_out}
-        self.feed(made(ev.Hold, message._asdict(), **about, hard=True))  # only hard thresholds hold
+        self.feed(made(ev.PodHeld, message._asdict(), **about, hard=True))  # only hard thresholds hold
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:

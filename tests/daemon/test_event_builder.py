@@ -21,11 +21,11 @@ from monitor.race.events import (
     Clear,
     Crossing,
     Event,
-    Hold,
-    HoldEnd,
     Kill,
     KubeletEvicted,
     Mark,
+    PodHeld,
+    PodReleased,
     Ranked,
     Seen,
 )
@@ -277,7 +277,7 @@ def test_who_a_kubelet_would_take_is_known_while_a_pod_is_held(tmp_path: Path) -
     heard.event_builder.handle(HELD._replace(ts_ns=5, order=[list(astuple(one)) for one in order]))
     (ranked,) = heard.of(Ranked)
     assert (ranked.ts_ns, ranked.order) == (5, order)
-    assert [one.pod_name for one in heard.of(Hold)] == ["ns/hog"]
+    assert [one.pod_name for one in heard.of(PodHeld)] == ["ns/hog"]
 
 
 def test_a_pod_that_outrace_evicted_is_no_answer_of_the_kubelets(tmp_path: Path) -> None:
@@ -297,4 +297,4 @@ def test_the_pod_that_the_kubelet_took_instead_is_named(tmp_path: Path) -> None:
     heard.event_builder.on_kubelet_eviction("v", "ns/other", FOR_MEMORY)
     heard.event_builder.handle(ENDED._replace(other="v"))
     heard.event_builder.handle(ENDED._replace(other="w"))
-    assert [one.instead for one in heard.of(HoldEnd)] == ["ns/other", "w"]
+    assert [one.instead for one in heard.of(PodReleased)] == ["ns/other", "w"]

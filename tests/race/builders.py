@@ -18,16 +18,16 @@ from monitor.race.events import (
     Event,
     Exit,
     Gone,
-    Held,
-    Hold,
-    HoldEnd,
     Kill,
     KubeletEvicted,
     Mark,
+    PodHeld,
+    PodReleased,
     Ranked,
     Sample,
     Signalled,
     Stalled,
+    Suspended,
     Watched,
 )
 from monitor.race.incident import Incident
@@ -103,9 +103,9 @@ def clear(t: float, available_mi: float = 600, **more: Any) -> Clear:
     return Clear(**{"ts_ns": ms(t), **given, **more})
 
 
-def held(t: float, reason: str = "outgrown", **more: Any) -> Held:
+def held(t: float, reason: str = "outgrown", **more: Any) -> Suspended:
     figures = {"available": 99 * MI, "quantity": 100 * MI, "pods": 16 * MI, "outside": 800 * MI} if reason else {}
-    return Held(
+    return Suspended(
         ms(t), **{"domain": NODE, "signal": "memory.available", "hard": True, "reason": reason, **figures, **more}
     )
 
@@ -118,15 +118,15 @@ def decided(t: float, name: str = "hog", available_mi: float = 99.75, **more: An
     return Decided(**{"ts_ns": ms(t), **given, **more})
 
 
-def hold(t: float, name: str = "hog", **more: Any) -> Hold:
+def hold(t: float, name: str = "hog", **more: Any) -> PodHeld:
     given: dict[str, Any] = {"hold": 1, "brake": "limit", "cap": 560 * MI, "usage": 510 * MI, "quantity": 100 * MI}
     given |= {"available": 99 * MI, "second_line": 25 * MI, "reason": "grows", "until_ns": ms(120_000)}
-    return Hold(ms(t), NODE, SIGNAL, True, f"uid-{name}", f"shop/{name}", **given | more)
+    return PodHeld(ms(t), NODE, SIGNAL, True, f"uid-{name}", f"shop/{name}", **given | more)
 
 
-def hold_end(t: float, why: str, name: str = "hog", **more: Any) -> HoldEnd:
+def hold_end(t: float, why: str, name: str = "hog", **more: Any) -> PodReleased:
     given: dict[str, Any] = {"hold": 1, "held_ns": ms(t) - ms(0.5), "grew": 3 * MI, "usage": 513 * MI}
-    return HoldEnd(ms(t), f"uid-{name}", f"shop/{name}", why=why, available=700 * MI, **given | more)
+    return PodReleased(ms(t), f"uid-{name}", f"shop/{name}", why=why, available=700 * MI, **given | more)
 
 
 def stalled(t: float, **more: Any) -> Stalled:

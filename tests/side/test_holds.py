@@ -9,7 +9,7 @@ import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
-from monitor.race.events import Event, Hold, HoldEnd
+from monitor.race.events import Event, PodHeld, PodReleased
 from monitor.settings.config import RunConfig
 from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds
@@ -218,10 +218,10 @@ def test_the_record_of_a_race_is_not_filled_with_one_pods_holds() -> None:
     for message in cycles(CYCLES + 1):
         handle = EventBuilder._on_held if isinstance(message, Held) else EventBuilder._on_hold_ended
         handle(made, message)  # type: ignore[arg-type]
-    told = [event for event in fed if isinstance(event, Hold | HoldEnd)]
+    told = [event for event in fed if isinstance(event, PodHeld | PodReleased)]
     assert [(type(event), event.left_out) for event in told] == [
-        (Hold, 0),
-        (HoldEnd, 0),
-        (Hold, 2 * CYCLES - 2),
-        (HoldEnd, 0),
+        (PodHeld, 0),
+        (PodReleased, 0),
+        (PodHeld, 2 * CYCLES - 2),
+        (PodReleased, 0),
     ]
