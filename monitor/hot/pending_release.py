@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import Evicted, GiveBack, Left
+from monitor.link.messages import AskLives, Evicted, GiveBack
 from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import JUMP_NS, Coming
 from monitor.sources.gauge import Gauge
@@ -220,7 +220,7 @@ class PendingRelease:
         self.next_look_ns = 0
         self._leaving.append(leaving)
         if leaving.unsure:
-            self._send(Left(leaving.number, uid))
+            self._send(AskLives(leaving.number, uid))
         return True
 
     def answered(self, number: int, lives: bool) -> None:
@@ -234,7 +234,7 @@ class PendingRelease:
                 elif lives:
                     if leaving.killed_again:
                         leaving.killed_again = False
-                        self._send(Left(number, leaving.uid))
+                        self._send(AskLives(number, leaving.uid))
                     else:
                         leaving.until_ns = 0
                     self.next_look_ns = 0

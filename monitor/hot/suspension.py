@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.messages import Braked, Released
+from monitor.link.messages import Resumed, Suspended
 from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
@@ -198,7 +198,7 @@ class Suspension:
             self._changed = True
         if self._reported_reason != reason and now_ns - self._reported_ns >= QUIET_NS:
             self._reported_reason, self._reported_ns = reason, now_ns
-            self.outbox.send(Braked(ts_ns=now_ns, order=self.registry.leaders(), **self.state))
+            self.outbox.send(Suspended(ts_ns=now_ns, order=self.registry.leaders(), **self.state))
 
     def _resume(self, why: str, now_ns: int) -> None:
         state, self.state = self.state, None
@@ -209,7 +209,7 @@ class Suspension:
             self._reported_reason = ""
             about = {key: state[key] for key in ("signal", "domain", "kind")}
             held_ns = now_ns - state["since_ns"]
-            self.outbox.send(Released(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
+            self.outbox.send(Resumed(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
 
     def _outside(self, threshold: Threshold) -> int:
         """Bytes used outside of all pods that may be evicted."""

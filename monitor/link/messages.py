@@ -111,14 +111,14 @@ class GiveBack(NamedTuple):
     pod: str  # uid
 
 
-class Left(NamedTuple):
+class AskLives(NamedTuple):
     """Others killed a process of a pod: does anybody live on in it?"""
 
     id: int  # for the answer
     pod: str  # uid
 
 
-class Braked(NamedTuple):
+class Suspended(NamedTuple):
     """Evictions for memory are suspended: they would not help."""
 
     ts_ns: int
@@ -139,7 +139,7 @@ class Braked(NamedTuple):
     order: Rows  # as in `decision`
 
 
-class Released(NamedTuple):
+class Resumed(NamedTuple):
     """Evictions are resumed."""
 
     ts_ns: int
@@ -292,7 +292,7 @@ class Bad(NamedTuple):
 
 
 HotMessage = (
-    LogLine | State | Decision | Reclaim | Evicted | GiveBack | Left | Braked | Released | Reap | Cross | Clear
+    LogLine | State | Decision | Reclaim | Evicted | GiveBack | AskLives | Suspended | Resumed | Reap | Cross | Clear
     | Killed | Flight | Oom | OfPasses | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
@@ -305,8 +305,11 @@ RaceMessage = Cross | Clear | Decision | Killed | Evicted | Oom | Held | HoldEnd
 
 Send = Callable[[HotMessage], None]
 
-#: Types in packets that are not their class's name in small letters.
-_NAMED: dict[type, str] = {LogLine: "log", GiveBack: "giveback", PodSeen: "pod+", PodGone: "pod-", DiskFigures: "disks"}
+#: Types in packets that are not their class's name in small letters. (Recordings and counters have them.)
+_NAMED: dict[type, str] = {
+    LogLine: "log", GiveBack: "giveback", AskLives: "left", Suspended: "braked", Resumed: "released",
+    PodSeen: "pod+", PodGone: "pod-", DiskFigures: "disks",
+}  # fmt: skip
 #: Class -> type in a packet, and back.
 NAMES: dict[type, str] = {
     cls: _NAMED.get(cls) or re.sub(r"\B([A-Z])", r"_\1", cls.__name__).lower() for cls in get_args(Message)

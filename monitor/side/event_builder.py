@@ -232,8 +232,8 @@ class EventBuilder:
         self._handlers: dict[type, Callable[[Any], None]] = {
             messages.Cross: self._on_cross,
             messages.Decision: self._on_decision,
-            messages.Braked: self._on_braked,
-            messages.Released: self._on_released,
+            messages.Suspended: self._on_suspended,
+            messages.Resumed: self._on_resumed,
             Held: self._on_held,
             HoldEnded: self._on_hold_ended,
             messages.Killed: self._on_killed,
@@ -350,14 +350,14 @@ class EventBuilder:
 
     # messages of the hot process
 
-    def _on_braked(self, message: messages.Braked) -> None:
+    def _on_suspended(self, message: messages.Suspended) -> None:
         """Evictions are suspended, because they would not help."""
         self.feed(ranked(message.ts_ns, message.order))
         about = {"hard": message.kind == "hard", "pod": message.victim, "pod_name": message.name}
         about |= {"pods": message.pods_bytes, "outside": message.outside_bytes}
         self.feed(made(ev.Suspended, message._asdict(), **about))
 
-    def _on_released(self, message: messages.Released) -> None:
+    def _on_resumed(self, message: messages.Resumed) -> None:
         self.feed(ev.Suspended(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
     def _on_hold_ended(self, message: HoldEnded) -> None:

@@ -19,7 +19,7 @@ from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.codec import event_fields, present
-from monitor.link.messages import Braked, Released
+from monitor.link.messages import Resumed, Suspended
 from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage
@@ -124,10 +124,10 @@ class MessageHandler:
             messages.Decision: self._on_decision,
             messages.Killed: self._on_killed,
             messages.Evicted: self._on_evicted,
-            messages.Left: self._on_left,
+            messages.AskLives: self._on_ask_lives,
             messages.GiveBack: self._on_giveback,
-            messages.Braked: self._on_braked,
-            messages.Released: self._on_released,
+            messages.Suspended: self._on_suspended,
+            messages.Resumed: self._on_resumed,
             messages.Reap: self._on_reap,
             messages.Reclaim: self._on_reclaim,
             messages.Oom: self._on_oom,
@@ -159,11 +159,11 @@ class MessageHandler:
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 
-    def _on_released(self, message: Released) -> None:
+    def _on_resumed(self, message: Resumed) -> None:
         self.log.info("evictions are resumed", reason="", **message._asdict())
         self.node.takers = ()
 
-    def _on_braked(self, message: Braked) -> None:
+    def _on_suspended(self, message: Suspended) -> None:
         """Evictions are suspended, or their reason has changed."""
         fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
         self.log.warning("evictions are suspended: they would not help", kubelet_would_evict=message.name, **fields)
@@ -284,7 +284,7 @@ class MessageHandler:
         if found is not None:
             self._reclaimer.submit(lambda: self._give_back(found))
 
-    def _on_left(self, message: messages.Left) -> None:
+    def _on_ask_lives(self, message: messages.AskLives) -> None:
         """Others killed a process of a pod: whether any lives on in it."""
         found = self.node.pods.get(message.pod)
         self.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))

@@ -23,7 +23,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import GONE
 from monitor.kernel.procfs import Process
 from monitor.link import messages
-from monitor.link.messages import Braked, Decision, Evicted, State
+from monitor.link.messages import Decision, Evicted, State, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
@@ -83,7 +83,7 @@ class VictimMarks:
 
     # the loop's
 
-    def take(self, message: State | Decision | Evicted | Braked) -> frozenset[str]:
+    def take(self, message: State | Decision | Evicted | Suspended) -> frozenset[str]:
         """A message of the hot process; gives the uids whose values are not their own until they are in `restored`."""
         if isinstance(message, Decision):
             if not message.observed and message.pod in self._wanted:
@@ -92,14 +92,14 @@ class VictimMarks:
             if message.pod in self._leaving:
                 self._leaving.remove(message.pod)
         else:
-            first = [] if isinstance(message, Braked) else _first(message)
+            first = [] if isinstance(message, Suspended) else _first(message)
             found = {uid: self._node.pods.get(uid) for uid in (*self._leaving, *first)}
             wanted = {uid: pod for uid, pod in found.items() if pod is not None and _may(pod)}
             if wanted.keys() != self._wanted.keys():
                 self._asked |= wanted.keys()
                 self._wanted = wanted
                 self._wake.set()
-            if isinstance(message, Braked):
+            if isinstance(message, Suspended):
                 # End the pause after a turn: on a busy machine a mark that stayed for 0.3 s cost a pod, and
                 # nothing was gained.
                 self._hurry.set()
@@ -324,7 +324,7 @@ class OverBudget:
 #: the one before: a package manager may have begun in it.
 DOUBT_S, NEXT_DOUBT_S = 5.0, 1.0
 #: Messages that say which pod the policy would evict next.
-_OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Braked
+_OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Suspended
 
 
 class ProcessWatch:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.link.messages import Braked, PodSeen, Released
+from monitor.link.messages import PodSeen, Resumed, Suspended
 from monitor.link.rare_messages import HoldEnded
 from monitor.settings.config import RunConfig
 from tests.daemon.limited_brake import LimitedBrake
@@ -103,8 +103,8 @@ class Node:
 
     def reasons(self) -> list[str]:
         """What evictions were suspended for, and why they are not any more."""
-        heard = [message for message in self.told if isinstance(message, Braked | Released)]
-        return [message.reason if isinstance(message, Braked) else message.why for message in heard]
+        heard = [message for message in self.told if isinstance(message, Suspended | Resumed)]
+        return [message.reason if isinstance(message, Suspended) else message.why for message in heard]
 
     def held(self) -> list[str]:
         """Pods that are held now."""

@@ -18,7 +18,7 @@ from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.kernel.domains import Reading
 from monitor.link import codec
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Braked, Decision, DiskFigures, HotMessage, PodSeen, Released
+from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen, Resumed, Suspended
 from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToHolds
 from monitor.policy.pending_release import Coming
 from monitor.policy.releases import era
@@ -120,7 +120,7 @@ class World:
         return self.brakes[uid]
 
     def take(self, message: HotMessage) -> None:
-        if isinstance(message, FromHolds | Braked | Released):
+        if isinstance(message, FromHolds | Suspended | Resumed):
             self.told.append(message)
         if isinstance(message, Decision):
             self.sent.append(message)

@@ -13,7 +13,7 @@ import pytest
 from monitor.actions.oomadj import OomScores
 from monitor.actions.qos_notes import ScoreNotes
 from monitor.kernel import cgroupfs
-from monitor.link.messages import Braked, Evicted
+from monitor.link.messages import Evicted, Suspended
 from monitor.pods.model import FoundPod
 from monitor.settings.config import RunConfig
 from monitor.side.process_watch import LOOK_S, SOON_S, VictimMarks
@@ -26,7 +26,7 @@ from tests.side.parts import Parts
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 NAMES = ("a", "b", "critical")
-BRAKED = Braked(1, "outgrown", 1, "memory.available", "node", "hard", 1, 1, 1, 1, 1, 1, 1, "a", "ns/a", ())
+SUSPENDED = Suspended(1, "outgrown", 1, "memory.available", "node", "hard", 1, 1, 1, 1, 1, 1, 1, "a", "ns/a", ())
 
 
 class Bench:
@@ -94,7 +94,7 @@ def test_nobody_is_marked_far_from_a_threshold(bench: Bench, end: dict[str, Any]
 def test_nobody_is_marked_while_evictions_would_not_help(bench: Bench) -> None:
     """Else the kernel would kill small pods, one after the other, for what something else takes."""
     bench.state("a")
-    bench.marks.take(BRAKED)
+    bench.marks.take(SUSPENDED)
     bench.marks.turn()
     assert bench.values == [100, 200, 300]
     bench.marks.take(STATE._replace(victim="a", armed=True, ready=True, braked={"reason": "outgrown"}))
@@ -110,7 +110,7 @@ def test_a_mark_that_would_cost_a_pod_for_nothing_does_not_wait_for_the_rest_aft
     bench.marks.start()
     bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
     live.until(lambda: bench.values[0] == 1000, "the mark")
-    bench.marks.take(BRAKED)
+    bench.marks.take(SUSPENDED)
     live.until(lambda: bench.values[0] == 100, "its own value")
     bench.marks.close()
 
