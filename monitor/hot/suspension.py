@@ -182,13 +182,19 @@ class Suspension:
         if before is None:
             self.outbox.stats.add(f"braked_{reason}")
         known = asked.known.get(threshold.signal) or next(iter(asked.known.values()))
-        growth = known.growth
+        growth, observed = known.growth, seen[threshold.signal]
+        watch = next(w for w in self.gauge.watches if w.signal == threshold.signal)
         self.state = {
             "since_ns": now_ns if before is None else before["since_ns"],
             "reason": reason,
-            **_about(threshold, seen[threshold.signal]),
+            "signal": threshold.signal,
+            "domain": DOMAIN_OF[threshold.signal],
+            "kind": "hard" if threshold.hard else "soft",
+            "quantity": threshold.quantity(observed.capacity),
+            "available": observed.available,
+            "capacity": observed.capacity,
             "pods_bytes": known.pods,
-            "outside_bytes": self._outside(threshold),
+            "outside_bytes": max(0, self.gauge.reading(watch).working_set - self.registry.sums[0]),
             "growth_outside": growth and growth.outside * 1_000_000_000 // growth.span_ns,  # None: not measured yet
             "growth_inside": growth and growth.inside * 1_000_000_000 // growth.span_ns,
             "victim": entry.uid,
@@ -211,11 +217,6 @@ class Suspension:
             held_ns = now_ns - state["since_ns"]
             self.outbox.send(Resumed(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
 
-    def _outside(self, threshold: Threshold) -> int:
-        """Bytes used outside of all pods that may be evicted."""
-        watch = next(w for w in self.gauge.watches if w.signal == threshold.signal)
-        return max(0, self.gauge.reading(watch).working_set - self.registry.sums[0])
-
 
 def _is_plain(found: Answer, known: Collection[Figures]) -> bool:
     """Whether the victim may be evicted by sums that are off by a re-rank step of each pod: half of the growth is of
@@ -231,14 +232,3 @@ def _with(coming: Mapping[str, Coming], watch: Watch, figures: Figures) -> Figur
     """The pending release counts like the memory of candidates."""
     seen = coming.get(watch.signal)
     return figures if seen is None else figures._replace(pods=figures.pods + seen.coming)
-
-
-def _about(threshold: Threshold, seen: Observation) -> dict[str, Any]:
-    return {
-        "signal": threshold.signal,
-        "domain": DOMAIN_OF[threshold.signal],
-        "kind": "hard" if threshold.hard else "soft",
-        "quantity": threshold.quantity(seen.capacity),
-        "available": seen.available,
-        "capacity": seen.capacity,
-    }
