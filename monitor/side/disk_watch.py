@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import TypeVar
 
+from monitor.actions.reclaim import clean
 from monitor.errors import MonitorError
 from monitor.kernel.disks import Disks, file_system, pid_counts
 from monitor.kernel.sched import take_time
@@ -191,7 +192,8 @@ class DiskWatch:
             return
         if self._cleaner is None:  # few nodes ever clean up
             self._stop_fd, self._cleaner = os.eventfd(0, os.EFD_CLOEXEC), Worker("clean-up", 1)
-        self._cleaner.submit(self._clean)
+        if not self._cleaner.waiting:
+            self._cleaner.submit(self._clean)
 
     def stalled_s(self) -> float:
         """For how many seconds a call has been hanging, as on a dead network file system; 0 if none does."""
@@ -212,14 +214,16 @@ class DiskWatch:
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _clean(self) -> None:
-        from monitor.actions.reclaim import clean
-
+        if self._closing.is_set():
+            return
         take_time()
-        one = clean(self.config.reclaim_images, self.disks[:2], self.log, self._stop_fd)
-        self.cleanups[one.result] += 1
-        self.freed_bytes += max(0, one.freed_bytes)
-        self.freed_inodes += max(0, one.freed_inodes)
-        self._cleaned()
+        try:
+            one = clean(self.config.reclaim_images, self.disks[:2], self.log, self._stop_fd)
+            self.cleanups[one.result] += 1
+            self.freed_bytes += max(0, one.freed_bytes)
+            self.freed_inodes += max(0, one.freed_inodes)
+        finally:
+            self._cleaned()  # else hot would wait for it, and evict no pod for a disk
 
     def _cleaned(self) -> None:
         with self._lock:
