@@ -137,10 +137,11 @@ class DomainTable:
 
     def add_formula(self, first: int, formula: int, path: Path | None = None) -> int:
         """Watch the cgroup of entry ``first`` by another formula as well (`RECLAIMABLE`): the index of an entry that is
-        brought up to date with it, compares with ceilings of its own and ends with it.
+        brought up to date with it, compares with ceilings of its own and ends with it. There is one such formula: an
+        entry that has it (the node, where it is kubepods too) keeps it.
         """
-        if first in self._other:  # the flags of an entry name one other
-            raise ValueError(f"entry {first} has another formula already")
+        if first in self._other:
+            return self._other[first]
         w, base = self._words, first * WORDS
         flags = w[base + _FLAGS]
         at = self._new(w[base], formula | flags & (MACHINE | CGROUP), 0, w[base + _REARM])

@@ -154,6 +154,6 @@ def test_above_the_ceiling_is_below_the_threshold(capacity: int, threshold: int,
 def test_an_entry_names_one_other_formula() -> None:
     table = DomainTable(MagicMock(mmap=lambda _, size: bytearray(size)))
     first = table.add(1, flags=MACHINE)
-    assert table.add_formula(first, RECLAIMABLE) != first
-    with pytest.raises(ValueError, match="another formula"):
-        table.add_formula(first, RECLAIMABLE)
+    other = table.add_formula(first, RECLAIMABLE)
+    assert other != first
+    assert table.add_formula(first, RECLAIMABLE) == other, "the node may be kubepods too"
