@@ -76,6 +76,7 @@ class _Subject:
     before: Mapping[str, Size] = field(default_factory=dict)  # what each pod had before the stall, by uid
     had: Size = NOTHING  # this one, when it had most
     cause: Cause | None = None
+    found_ns: int = 0  # when the grace began for which it was found
     lacks: int = 0  # bytes, when the cause was found
     reported: Stalled | None = None
     cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
@@ -220,7 +221,7 @@ class Stalls:
         self._sample(one, Load(now_ns, *waited))
         goes_on = stall.advance(one.rule, one.stall, one.loads)
         if goes_on is not None:
-            if one.stall is None:
+            if one.stall is None or one.stall.since_ns != goes_on.since_ns:  # a grace begins, perhaps anew
                 one.before = self._grown[0][1] if self._grown else {}
                 sizes = [has[one.key] for _, has in self._grown if one.key in has]
                 one.had = max(sizes, key=sum, default=NOTHING)
@@ -267,8 +268,10 @@ class Stalls:
         took = one.cause_kept - one.before.get(told.cause, NOTHING).kept
         if self._kept(told.cause) >= one.cause_kept - took // 2:
             return stall.CALM
-        evicted = any(uid == told.cause and when_ns >= was.since_ns for when_ns, uid in list(self._evicted))
-        return stall.EVICTED if evicted else stall.FREED
+        return stall.EVICTED if self._was_evicted(told.cause, was.since_ns) else stall.FREED
+
+    def _was_evicted(self, uid: str, since_ns: int) -> bool:
+        return any(other == uid and when_ns >= since_ns for when_ns, other in list(self._evicted))
 
     def _follow(self, one: _Subject, now: Stall, now_ns: int) -> None:
         """Name the cause of a stall as soon as it is one for two samples; report it when its grace is over. A cause
@@ -277,9 +280,10 @@ class Stalls:
         if len(one.loads) < 2 or now.since_ns >= one.loads[-2].ts_ns:
             return
         before = one.cause
-        if before is None or (before.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS):
+        unknown = before is not None and before.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS
+        if one.found_ns != now.since_ns or unknown:
             lacks, one.cause = self._find_cause(one, now_ns)
-            one.lacks = lacks.size
+            one.lacks, one.found_ns = lacks.size, now.since_ns
         if self._may_evict(one, now, now_ns):
             one.look_ns = now_ns + PACE_NS
             self._evict(one, now, now_ns)
@@ -321,13 +325,16 @@ class Stalls:
         lost, grew = self._lost_files(one), self._took(one, cause.uid)
         if lost < max(stall.LEAST_GREW, one.had.cache // 64) or grew < max(stall.LEAST_GREW, lost // 3):
             return
-        uid, lost_then = one.asked
-        if uid not in ("", cause.uid) and lost * 4 > lost_then * 3:
+        last, lost_then = one.asked
+        if last != cause.uid and lost * 4 > lost_then * 3 and self._was_evicted(last, now_ns - EVICT_FOR_NS):
             return  # the eviction before did not help
         one.cause, one.lacks = cause, lacks.size
         waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
         if self.send(StallCause(cause.uid, f"{waits}; {self._name(cause.uid)} grew by {size(grew)}.")):
-            self._asked_ns, one.asked = now_ns, (cause.uid, lost)
+            self._asked_ns = now_ns
+            for other in self._subjects.values():
+                if other.stall is not None:
+                    other.asked = cause.uid, self._lost_files(other)
 
     def _lost_files(self, one: _Subject) -> int:
         """Bytes of page cache that it had before the stall: other memory it may have freed itself."""
@@ -373,8 +380,8 @@ class Stalls:
     def _over(self, one: _Subject, now_ns: int, why: str) -> None:
         """A stall is over, or its pod is gone."""
         ended, reported = one.stall, one.reported
-        one.stall, one.again, one.cause, one.reported = None, None, None, None
-        one.before, one.asked = {}, ("", 0)
+        one.stall, one.again, one.cause, one.reported, one.found_ns = None, None, None, None, 0
+        one.before = {}
         if ended is not None and reported is not None:
             self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
             self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))

@@ -178,6 +178,7 @@ def test_without_samples_of_a_whole_window_nothing_is_known() -> None:
         (Lacks("reader", 33 * MIB), {"first": 10 * MIB, "hog": 90 * MIB}, 0, Cause("hog", GREW, 90 * MIB)),
         (Lacks("reader", 33 * MIB), {"hog": 10 * MIB}, 5 * MIB, Cause("", UNKNOWN)),
         (Lacks("reader", 33 * MIB), {"hog": 10 * MIB}, 50 * MIB, Cause("", OUTSIDE, 50 * MIB)),
+        (Lacks("reader", 9 * MIB), {"hog": 5 * MIB}, 2048 * MIB, Cause("", OUTSIDE, 2048 * MIB)),
         (Lacks("reader", 33 * MIB), {"hog": -MIB, "reader": 40 * MIB}, 0, Cause("reader", GREW, 40 * MIB)),
         (Lacks("reader", 33 * MIB), {"hog": 40 * MIB, "reader": 90 * MIB}, 0, Cause("reader", GREW, 90 * MIB)),
         (Lacks("reader", 90 * MIB, limit=OWN_LIMIT), {"hog": 90 * MIB}, 0, Cause("reader", OWN_LIMIT)),

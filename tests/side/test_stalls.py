@@ -296,6 +296,7 @@ def test_after_an_eviction_that_did_not_help_no_other_pod_is_evicted(tmp_path: P
     for _ in range(12):
         node.second(reader=0.9)
     assert [one.pod for one in node.sent] == ["hog"]
+    node.stalls.acted(node.now_ns, "hog")
     node.sizes |= {"hog": (1, 0), "third": (100, 0)}
     for _ in range(50):
         node.second(reader=0.9)
