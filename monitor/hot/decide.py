@@ -148,9 +148,10 @@ class Decider:
         and, where they are to be used, its numbers then.
         """
         was_waiting = self._pending.active
-        one = OnePass(crossed_ns, self._bring_up_to_date())
+        coming, sent = self._bring_up_to_date(), None
         if crossed_ns and watch is not None and reading is None and self.may_act:
-            one.sent = self._act_at_crossing(watch, one)
+            sent = self._act_at_crossing(crossed_ns, watch, coming)
+        one = OnePass(crossed_ns, coming, sent)
         self._look(one, watch, reading)
         result = run_pass(
             self.config,
@@ -175,12 +176,12 @@ class Decider:
             self.pods.rank()
         return self._pending.look(time.monotonic_ns())
 
-    def _act_at_crossing(self, watch: Watch, one: OnePass) -> SentKill | None:
+    def _act_at_crossing(self, crossed_ns: int, watch: Watch, coming: Mapping[str, Coming]) -> SentKill | None:
         """Before the pass: hold the pods that grow, or else send SIGKILL to the victim that is certain."""
         if not isinstance(self.holds, NoHolds):
-            self.holds.crossed(one.crossed_ns, watch)
+            self.holds.crossed(crossed_ns, watch)
             return None
-        return self._actor.kill_early(watch, self.pods.moved, one.coming) if self._enforce else None
+        return self._actor.kill_early(watch, self.pods.moved, coming) if self._enforce else None
 
     def _look(self, one: OnePass, watch: Watch | None, reading: Reading | None) -> None:
         """Read the numbers of this moment."""
