@@ -16,25 +16,8 @@ from monitor.hot.pass_timer import TICK_NS, PassTimer
 from monitor.kernel.troubles import TROUBLES
 
 
-def test_each_runs_when_it_is_due_in_the_order_of_the_table() -> None:
-    periods = {"rare": 30, "often": 10}
-    due, ran = dict(periods), list[tuple[int, str]]()
-
-    def timer(name: str) -> Timer:
-        def run(now_ns: int) -> None:
-            ran.append((now_ns, name))
-            due[name] = now_ns + periods[name]
-
-        return Timer(name, lambda: due[name], run)
-
-    table = Timers([timer(name) for name in periods])
-    for _ in range(4):
-        table.run_due(table.next_ns(), lambda handler, now_ns: handler(now_ns))
-    assert ran == [(10, "often"), (20, "often"), (30, "rare"), (30, "often"), (40, "often")]
-
-
 def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_later_one_does_in_the_next() -> None:
-    due: dict[str, int | None] = {"first": None, "second": 5, "third": None}
+    due: dict[str, int | None] = {"first": None, "second": 5, "third": None, "later": 6}
     ran: list[str] = []
 
     def timer(name: str, asks: str = "") -> Timer:
@@ -46,12 +29,15 @@ def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_late
 
         return Timer(name, lambda: due[name], run)
 
-    table = Timers([timer("first"), timer("second", "third"), timer("third", "first")])
+    table = Timers([timer("first"), timer("second", "third"), timer("third", "first"), timer("later")])
     table.run_due(5, lambda handler, now_ns: handler(now_ns))
     assert ran == ["second", "third"]
     assert table.next_ns() == 0, "at once"
     table.run_due(5, lambda handler, now_ns: handler(now_ns))
     assert ran == ["second", "third", "first"]
+    assert table.next_ns() == 6
+    table.run_due(6, lambda handler, now_ns: handler(now_ns))
+    assert ran == ["second", "third", "first", "later"]
     assert table.next_ns() is None
 
 
