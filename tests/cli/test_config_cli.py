@@ -161,14 +161,6 @@ def test_node_cgroup() -> None:
     assert "outrace-test-missing" in err
 
 
-def test_flags_that_no_kubelet_starts_with_are_not_translated() -> None:
-    for flag, problem in (
-        ("--eviction-soft=memory.available<1Gi", "--eviction-soft: memory.available: 1Gi: grace period must be"),
-        ("--system-reserved=ram=1Gi", "--system-reserved: ram: 1Gi: cannot be reserved"),
-    ):
-        live.one_line(called("config", "translate", "--", flag), 2, f"outrace: error: {problem}")
-
-
 def test_a_full_disk_evicts_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `--pods` on a machine without a kubelet; it named a service that would go for the disk."""
     monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)

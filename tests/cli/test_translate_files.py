@@ -171,9 +171,11 @@ def test_a_command_line_as_it_is_typed(typed: tuple[str, ...]) -> None:
         (("--maximum-dead-containers=3",), "would be empty: --maximum-dead-containers has no successor"),
         (("nginx", "-g"), f"--: 'nginx' is no kubelet; {REMEDY}"),
         (("/snap/kubelite", "--kubelet-args-file=/a/kubelet"), "'kubelite' has the flags in a file; give --file /a/ku"),
+        (("--eviction-soft=memory.available<1Gi",), "error: --eviction-soft: memory.available: 1Gi: grace period must"),
+        (("--system-reserved=ram=1Gi",), "error: --system-reserved: ram: 1Gi: cannot be reserved"),
     ],
 )
-def test_an_empty_result_is_an_error(typed: tuple[str, ...], said: str) -> None:
+def test_nothing_to_translate_and_what_no_kubelet_starts_with_are_errors(typed: tuple[str, ...], said: str) -> None:
     assert said in refusal("--", *typed)
 
 
