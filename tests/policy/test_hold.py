@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -151,13 +150,6 @@ def test_a_kubelet_that_does_not_answer_within_two_loops() -> None:
     assert state.opened == ""
     assert run(BESIDE, Look(1 + 20 * S, node(20 * MIB)), state=state)[0].opened == "unanswered"
     assert run(ALONE, Look(1 + 20 * S, node(20 * MIB)), state=held())[0].opened == "", "there is none"
-
-
-@pytest.mark.parametrize(("available", "ends"), [(20 * MIB, ()), (60 * MIB, (("a", "other_pod"),))])
-def test_a_kubelet_that_takes_another_pod(available: int, ends: tuple[tuple[str, str], ...]) -> None:
-    state, [steps] = run(BESIDE, Look(2, node(available), other="db"), state=held(BESIDE))
-    assert steps.end == ends
-    assert (state.opened, hold.is_in_the_way(state)) == (("" if ends else "other_pod"), False)
 
 
 def test_a_kubelet_that_evicts_the_next_of_the_order_has_answered_and_has_two_loops_again() -> None:
