@@ -38,11 +38,7 @@ class Bench:
         self.watch: DiskWatch | None = None
 
     def open(self, hard: Mapping[str, str], start: bool = True, **settings: Any) -> DiskWatch:
-        config = RunConfig(
-            eviction_hard=dict(hard),
-            layout_image_fs=self.disks.layout_image_fs,
-            **settings,
-        )
+        config = RunConfig(eviction_hard=dict(hard), layout_image_fs=self.disks.layout_image_fs, **settings)
         self.watch = DiskWatch(
             config, self.disks, lambda: self.pods, lambda: self.delivered.put(None), self.log, self.roots
         )

@@ -27,15 +27,7 @@ from tests import live
 TIMEOUT_S = 120.0
 
 #: Messages that a hot process sends, as the helper takes them.
-STATE = State(
-    conditions=[],
-    met=[],
-    armed=False,
-    victim=None,
-    observation={},
-    braked=None,
-    ready=True,
-)
+STATE = State(conditions=[], met=[], armed=False, victim=None, observation={}, braked=None, ready=True)
 DECISION = Decision(
     id=1,
     signal="memory.available",

@@ -69,11 +69,7 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
     pod, calm = node.add_pod("hog"), node.add_pod("calm", "Guaranteed", request=32 * MIB)
     bystander = node.fill(calm, 20)
     (pod.containers["c0"] / "memory.oom_control").write_text("1")
-    with (
-        live.Puppet(pod.containers["c0"]) as hog,
-        frozen_with(node, pod, hog.pid),
-        daemon(node, 48) as running,
-    ):
+    with live.Puppet(pod.containers["c0"]) as hog, frozen_with(node, pod, hog.pid), daemon(node, 48) as running:
         hog.tell(POPULATE)
         decision, _ = evicted(running, pod)
         assert hog.wait() == -signal.SIGKILL

@@ -120,10 +120,7 @@ def test_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
         progress = Progress(9)
         progress.outcomes.update(deleted=at, failed=1)
         printer(progress)
-    assert capsys.readouterr().err.splitlines() == [
-        "4 of 9: 3 deleted, 1 failed",
-        "7 of 9: 6 deleted, 1 failed",
-    ]
+    assert capsys.readouterr().err.splitlines() == ["4 of 9: 3 deleted, 1 failed", "7 of 9: 6 deleted, 1 failed"]
 
 
 def test_ages_are_in_one_unit() -> None:

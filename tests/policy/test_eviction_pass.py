@@ -103,11 +103,7 @@ def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_onc
 
 
 def config(
-    hard: Mapping[str, str] | None = None,
-    soft: str = "",
-    grace: str = "1h",
-    reclaim: str = "",
-    period_s: int = 300,
+    hard: Mapping[str, str] | None = None, soft: str = "", grace: str = "1h", reclaim: str = "", period_s: int = 300
 ) -> PassConfig:
     softs = {MEMORY: soft} if soft else {}
     reclaims = {MEMORY: reclaim} if reclaim else {}

@@ -207,14 +207,7 @@ def test_a_held_pod_may_run_above_the_second_line(
         (BESIDE, {"tight": True}, False),
         (BESIDE, {"step": ACROSS}, False),
     ],
-    ids=[
-        "beyond its line",
-        "no kubelet",
-        "above its line",
-        "the policy decides",
-        "no cap is left",
-        "on its way",
-    ],
+    ids=["beyond its line", "no kubelet", "above its line", "the policy decides", "no cap is left", "on its way"],
 )
 def test_a_kubelet_is_waited_for(rules: Rules, more: dict[str, Any], waits: bool) -> None:
     assert awaits_kubelet(rules, held(rules)._replace(**more)) is waits

@@ -23,8 +23,7 @@ HOG = Candidate("uid-hog", "shop", "hog", 0, 0, 500, False)
 
 
 @pytest.mark.parametrize(
-    ("signal", "taken"),
-    [(MEMORY, 800), (ALLOCATABLE_MEMORY, 800), (RECLAIMABLE, 500), (ALLOCATABLE_RECLAIMABLE, 500)],
+    ("signal", "taken"), [(MEMORY, 800), (ALLOCATABLE_MEMORY, 800), (RECLAIMABLE, 500), (ALLOCATABLE_RECLAIMABLE, 500)]
 )
 def test_what_each_formula_takes_for_used(signal: str, taken: int) -> None:
     """Of 900 in use 100 are inactive and 300 active page cache. The lists may be ahead of usage for a moment."""

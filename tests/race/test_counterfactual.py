@@ -43,13 +43,7 @@ def growth(mi_per_s: float, headroom_mi: float = 100) -> World:
     end_s = headroom_mi / mi_per_s
     line = [(ms(-30_000), -30 * mi_per_s), (ms(end_s * 1000), headroom_mi), (ms(1e7), headroom_mi)]
     sets = [(t, CAPACITY - QUANTITY + round(v * MI)) for t, v in line]
-    return World(
-        {MEMORY: TimeSeries(sets)},
-        {MEMORY: CAPACITY},
-        PODS[:2],
-        ms(0),
-        float(ms(end_s * 1000)),
-    )
+    return World({MEMORY: TimeSeries(sets)}, {MEMORY: CAPACITY}, PODS[:2], ms(0), float(ms(end_s * 1000)))
 
 
 def test_detection_is_spread_evenly_over_the_period() -> None:

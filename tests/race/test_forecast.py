@@ -19,16 +19,7 @@ from monitor.race.forecast import (
     past_error,
     within,
 )
-from tests.race.builders import (
-    CAPACITY,
-    MI,
-    T0,
-    S,
-    ms,
-    same_after_json,
-    sample,
-    watched,
-)
+from tests.race.builders import CAPACITY, MI, T0, S, ms, same_after_json, sample, watched
 
 RATES = st.integers(1, 10_000).map(lambda r: r * 1000)
 #: Of growth on a straight line.

@@ -5,19 +5,7 @@ from monitor.policy.signals import RECLAIMABLE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.episode import Episode
 from monitor.race.verdict import verdict
-from tests.race.builders import (
-    MI,
-    S,
-    clear,
-    crossing,
-    decided,
-    gone,
-    judged,
-    one,
-    ranked,
-    sample,
-    signalled,
-)
+from tests.race.builders import MI, S, clear, crossing, decided, gone, judged, one, ranked, sample, signalled
 from tests.race.scenarios import OWN_LINES
 
 OWN = PassConfig(parse_thresholds({RECLAIMABLE: "100Mi"}, own=True), 300 * S)

@@ -7,18 +7,7 @@ import pytest
 from monitor.race.episode import State, feed, ongoing
 from monitor.race.incident import OWN_LIMIT, STALLED, Incident
 from monitor.race.verdict import verdict
-from tests.race.builders import (
-    OWN_POD,
-    T0,
-    clear,
-    crossing,
-    episodes,
-    judged,
-    mark,
-    same_after_json,
-    sample,
-    stalled,
-)
+from tests.race.builders import OWN_POD, T0, clear, crossing, episodes, judged, mark, same_after_json, sample, stalled
 
 PLACE = "/kubepods/web"
 

@@ -257,9 +257,7 @@ def test_readers_and_a_writer_at_the_same_time(path: Path) -> None:
     last = 150
     readers = [
         subprocess.Popen(
-            [sys.executable, "-c", READER, str(path), str(last)],
-            env=environment(),
-            stderr=subprocess.PIPE,
+            [sys.executable, "-c", READER, str(path), str(last)], env=environment(), stderr=subprocess.PIPE
         )
         for _ in range(2)
     ]
