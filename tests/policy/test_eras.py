@@ -45,15 +45,6 @@ def guaranteed(name: str, **spec: Any) -> Pod:
     return pod(name, container(limits=SAME, **SAME), **spec)
 
 
-def test_names() -> None:
-    assert [era(name).name for name in ERAS] == list(ERAS)
-    assert era("kubelet-1.37") is CURRENT
-    with pytest.raises(
-        PolicyError, match=r"'kubelet-1\.9' is not known: use kubelet-1\.37, kubelet-1\.36, kubelet-1\.17, kubelet-1\.8"
-    ):
-        era("kubelet-1.9")
-
-
 # ---- what 1.37 changed: each row of differences.md
 
 ROWS = (Path(__file__).parents[2] / "docs/differences.md").read_text().partition("## Kubernetes 1.37 and 1.36")[2]
