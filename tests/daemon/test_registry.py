@@ -37,19 +37,8 @@ def watch() -> Iterator[live.Watching]:
 
 def seen(uid: str, cgroup: Path, containers: tuple[str, ...] = (), **fields: Any) -> PodSeen:
     """A `pod+` message."""
-    made = PodSeen(
-        uid=uid,
-        namespace="ns",
-        name=f"name-{uid}",
-        priority=0,
-        request=0,
-        qos="BestEffort",
-        spec_known=True,
-        critical=False,
-        grace_s=30,
-        cgroup=str(cgroup),
-        containers={name: str(cgroup / name) for name in containers},
-    )
+    below = {name: str(cgroup / name) for name in containers}
+    made = PodSeen(uid, "ns", f"name-{uid}", 0, True, 0, "BestEffort", False, 30, str(cgroup), below)
     return made._replace(**fields)
 
 
