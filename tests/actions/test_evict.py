@@ -42,11 +42,6 @@ def pod() -> Iterator[Path]:
         yield path
 
 
-def killed_ns(eviction: Eviction) -> int:
-    assert eviction.killed_ns is not None
-    return eviction.killed_ns
-
-
 def without_pause(check: Callable[[], bool]) -> None:
     """Look until it is true, for what would be over before `live.until` looks again."""
     deadline = time.monotonic() + live.TIMEOUT_S
@@ -101,7 +96,7 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
 def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
     """It may be waiting for a CPU; and the helper gets no request to free the memory of no process."""
     eviction = Eviction(prepared(pod, VERSION), 0, 64 * live.MIB)
-    killed = killed_ns(eviction)
+    killed = eviction.killed_ns
     assert eviction.to_reap(killed + REAP_AFTER_NS) == []
     assert not eviction.reap_sent
     assert eviction.stuck(64 * live.MIB, killed) == ""
@@ -180,10 +175,10 @@ def test_a_grace_may_be_cut_short(pod: Path) -> None:
         assert eviction.deadline_ns() == eviction.signalled_ns + PATIENT_NS
         eviction.hurry()
         eviction.hurry()
-        assert eviction.deadline_ns() == killed_ns(eviction) + LOOK_NS
+        assert eviction.deadline_ns() == eviction.killed_ns + LOOK_NS
         # The hot process requests help in freeing once.
-        assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS - 1) == []
-        assert eviction.to_reap(killed_ns(eviction) + REAP_AFTER_NS) == [deaf.pid]
+        assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS - 1) == []
+        assert eviction.to_reap(eviction.killed_ns + REAP_AFTER_NS) == [deaf.pid]
         assert eviction.to_reap(FAR_NS) == []
         assert deaf.wait() == -signal.SIGKILL
         finish(eviction)
@@ -217,7 +212,7 @@ def frozen(pod: Path) -> Iterator[Eviction]:
 def test_a_pod_that_gives_nothing_back_is_stuck(frozen: Eviction, looks: list[tuple[int | None, float, str]]) -> None:
     """Looks at it: MiB in use, when (in STUCK_NS since the kill), and what it reports."""
     for mib, at, why in looks:
-        usage, now = None if mib is None else mib * live.MIB, killed_ns(frozen) + int(at * STUCK_NS)
+        usage, now = None if mib is None else mib * live.MIB, frozen.killed_ns + int(at * STUCK_NS)
         assert frozen.stuck(usage, now) == why, (mib, at)
 
 
@@ -229,7 +224,7 @@ def test_a_pod_that_waits_for_a_cpu_is_waited_for(pod: Path, monkeypatch: pytest
         live.until(lambda: wants_cpu([victim.pid]), "the victim to be at work")
         monkeypatch.setattr(Victim, "kill", lambda _: None)
         eviction = Eviction(ready, 0, 64 * live.MIB)
-        killed = killed_ns(eviction)
+        killed = eviction.killed_ns
         for ns in (STUCK_NS + 1, STUCK_NS + 2, 2 * STUCK_NS + 3, STARVED_NS):
             assert eviction.stuck(64 * live.MIB, killed + ns) == ""
         after_ns = STARVED_NS + STUCK_NS + 1

@@ -190,7 +190,6 @@ def test_another_process_goes_on_with_what_a_dead_one_held(held: Stand) -> None:
     assert (brake.problem, brake.is_held, held.files()) == ("", True, braked)
     assert brake.in_force()
     again = brake.apply(70 * MIB)
-    assert again is not None
     assert again.cap == 70 * MIB
     assert began_ns < brake.since_ns < ended_ns
     (held.pod / LIMIT_FILE).write_text(str(100 * MIB))  # by another program: it stays
@@ -238,7 +237,6 @@ def killed_daemon(held: Stand) -> None:
     """A process that holds the pod on the state dir of ``held``, and is gone."""
     command = (sys.executable, "-c", _HOLDS, str(held.state), str(held.pod))
     with subprocess.Popen(command, env=live.environment(), stdout=subprocess.PIPE, text=True) as daemon:
-        assert daemon.stdout is not None
         assert daemon.stdout.readline() == "held\n"
         while_it_lives = undo(HIERARCHY, lambda _: None)
         # Also by a command that takes its state dir for one without a daemon: in a container it has the same path.

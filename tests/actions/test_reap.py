@@ -30,7 +30,6 @@ sys.stdin.read()
 @pytest.fixture
 def hog() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-S", "-c", CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
     assert process.stdout.readline() == b"ready\n"
     yield process
     process.kill()

@@ -44,7 +44,6 @@ def changer() -> Iterator[subprocess.Popen[str]]:
         command, env=live.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
         yield process
-        assert process.stdin is not None
         process.stdin.close()
 
 
@@ -77,8 +76,6 @@ class Pod:
         """Whether each process made its changes, as far as it was not one of ``kills``: after which step, which."""
         states = [str(self.state), str(self.state) + "-other"]
         case = {"pod": str(self.path), "states": states, "steps": steps, "kills": kills or {}}
-        assert self._changer.stdin is not None
-        assert self._changer.stdout is not None
         self._changer.stdin.write(json.dumps({**case, **ALONE, **how}) + "\n")
         return self._changer.stdout.readline() == "done\n"
 

@@ -43,7 +43,6 @@ def below_now(mib: int) -> str:
     Path("/proc/sys/vm/drop_caches").write_text("1")
     hierarchy, total = cgroupfs.detect(), meminfo.mem_total()
     available = cgroupfs.read_cgroup(hierarchy, hierarchy.root, total).available
-    assert available is not None
     threshold = available // MIB - mib
     assert threshold > 100, f"{available // MIB} MiB are too few to begin with"
     return f"memory.available<{threshold}Mi"

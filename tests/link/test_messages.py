@@ -86,7 +86,6 @@ def test_what_a_packet_is(packet: str, expected: Message | Bad) -> None:
 
 def test_a_record_of_the_kernel_without_its_fields() -> None:
     missing = codec.decode((OOM % "{}").encode())
-    assert isinstance(missing, Bad)
     assert "'kind' and 'ts_ns'" in missing.problem
 
 
@@ -134,7 +133,6 @@ def test_what_is_no_message_is_reported_and_the_next_one_comes(ends: Pair, packe
         sender.send(packet)
         assert channel.send(sender, Synced())
         bad, after = channel.drain(receiver)
-        assert isinstance(bad, Bad)
         assert bad.problem.startswith(problem)
         assert after == Synced()
 

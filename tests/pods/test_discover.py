@@ -14,7 +14,6 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import feed, installations
 from monitor.pods.access import Access, choose
-from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.installations import NodeKubelet
 from monitor.pods.model import Ends
 from monitor.pods.source import open_for, settle
@@ -175,7 +174,6 @@ def test_ends_of_pods_and_a_server_that_is_away_are_reported(
     found = list[tuple[str, ...]]()
     ends = Ends(lambda *evicted: found.append(evicted), lambda ending: found.append((ending,)))
     with closing(open_for(config, Hierarchy(2, tmp_path), 1 << 30, state_dir=tmp_path, ends=ends)) as source:
-        assert isinstance(source, ClusterSource)
         until(lambda: source.feed.synced, "the pods")
         assert not source.is_failing
         held, hog = changed = copy.deepcopy(pods)

@@ -89,13 +89,11 @@ class Node:
         uid = uid_of(pod)
         self.make_cgroup(self.root / "kubepods" / "burstable" / f"pod{uid}" / uid.replace("-", ""))
         made = known("the cluster", pod)
-        assert made is not None
         self.feed.put(made)
         return uid
 
     def change(self, uid: str) -> None:
         one = self.feed._pods[uid]
-        assert one.manifest is not None
         pod = replace(one.manifest.pod, annotations={"changed": "true"})
         self.feed.put(replace(one, manifest=replace(one.manifest, pod=pod)))
 

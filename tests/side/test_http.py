@@ -260,8 +260,6 @@ def test_without_descriptors_it_waits_and_goes_on() -> None:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=live.environment()
     ) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
         address = ("127.0.0.1", int(server.stdout.readline()))
         with contextlib.closing(http.client.HTTPConnection(*address, timeout=TIMEOUT_S)) as keep:
             get(keep, "/good")

@@ -61,7 +61,6 @@ def test_killed_at_any_point_it_loses_at_most_the_incident_being_written(path: P
     done = 0
     for _ in range(20):
         process = writer(path, done, done + 1000)
-        assert process.stdout is not None
         for _ in range(chance.randint(1, 12)):
             done = int(process.stdout.readline()) + 1
         for _ in range(chance.randint(0, 3000)):  # somewhere within an add

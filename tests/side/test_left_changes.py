@@ -72,8 +72,6 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
     hot = subprocess.Popen(
         command, env=live.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
-    assert hot.stdin is not None
-    assert hot.stdout is not None
     try:
         assert hot.stdout.readline() == "ready\n"
         # It has become another process by execv meanwhile: the same one to its helper, and where
@@ -110,7 +108,6 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
 @pytest.mark.parametrize(("took_s", "waits_s"), [(0.2, 3.0), (2.0, 16.0), (60.0, 30.0)])
 def test_where_a_start_is_slow_the_next_daemon_has_more_time(took_s: float, waits_s: float) -> None:
     born = born_ns(os.getpid())
-    assert born is not None
     # The kernel has the birth by the clock that includes suspends, so two readings differ by microseconds.
     assert left_changes.wait_for_next_s(lambda: born + int(took_s * 1e9)) == pytest.approx(waits_s, abs=0.1)
 
