@@ -8,13 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from monitor.side.garbage import MOST, PATIENCE_S, PERIOD_S, SWITCH_S, Garbage
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.kube.clock import WaitedClock
 
 
 class Cycle:
@@ -23,15 +17,15 @@ class Cycle:
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
+def clock() -> Iterator[WaitedClock]:
     thresholds, interval = gc.get_threshold(), sys.getswitchinterval()
-    yield Clock()
+    yield WaitedClock(100.0)
     gc.set_threshold(*thresholds)
     gc.unfreeze()
     sys.setswitchinterval(interval)
 
 
-def test_quiet_moments_alone(clock: Clock) -> None:
+def test_quiet_moments_alone(clock: WaitedClock) -> None:
     garbage = Garbage(clock)
     assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
     left = weakref.ref(Cycle())
@@ -44,7 +38,7 @@ def test_quiet_moments_alone(clock: Clock) -> None:
     assert garbage.turn(is_quiet=True) is None
 
 
-def test_what_lasts_is_not_waited_for_for_ever(clock: Clock) -> None:
+def test_what_lasts_is_not_waited_for_for_ever(clock: WaitedClock) -> None:
     garbage, seen = Garbage(clock), []
     for _ in range(200):
         clock.now += 1.0
@@ -52,7 +46,7 @@ def test_what_lasts_is_not_waited_for_for_ever(clock: Clock) -> None:
     assert len([one for one in seen if one is not None]) == 200 // (PERIOD_S + PATIENCE_S)
 
 
-def test_older_generations_have_their_turn(clock: Clock) -> None:
+def test_older_generations_have_their_turn(clock: WaitedClock) -> None:
     garbage, seen = Garbage(clock), []
     for _ in range(240):
         clock.now += PERIOD_S
@@ -60,7 +54,7 @@ def test_older_generations_have_their_turn(clock: Clock) -> None:
     assert (seen.count(1), seen.count(2)) == (18, 2)
 
 
-def test_where_it_is_never_quiet_there_is_an_end_too(clock: Clock) -> None:
+def test_where_it_is_never_quiet_there_is_an_end_too(clock: WaitedClock) -> None:
     Garbage(clock)
     left = weakref.ref(Cycle())
     kept = []
@@ -69,6 +63,6 @@ def test_where_it_is_never_quiet_there_is_an_end_too(clock: Clock) -> None:
         assert len(kept) <= MOST
 
 
-def test_what_was_there_at_the_start_is_not_looked_at_again(clock: Clock) -> None:
+def test_what_was_there_at_the_start_is_not_looked_at_again(clock: WaitedClock) -> None:
     Garbage(clock)
     assert gc.get_freeze_count() > 1000
