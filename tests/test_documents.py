@@ -103,6 +103,10 @@ def test_a_file_of_many_values() -> None:
         ('{"a": "' + '\\"' * 500_000, "document 1: not JSON: Unterminated string"),
         ('{"a": "' + "\\" * 500_001, "document 1: not JSON"),
         ('{"a": NaN}', "kind: not a v1 Pod"),
+        ("{", "^x.json: document 1: not JSON: Expecting property name"),
+        ("[" * 100_000, "document 1: nested too deeply"),
+        ("1" * 5000, "document 1: not JSON: Exceeds the limit"),
+        ('{"kind": "Pod", "metadata": {"name": "\\ud800"}}', "document 1: metadata.name: "),
     ],
 )
 def test_malicious_json(text: str, expected: str) -> None:
