@@ -217,13 +217,11 @@ class DiskWatch:
         if self._closing.is_set():
             return
         take_time()
-        try:
-            one = clean(self.config.reclaim_images, self.disks[:2], self.log, self._stop_fd)
-            self.cleanups[one.result] += 1
-            self.freed_bytes += max(0, one.freed_bytes)
-            self.freed_inodes += max(0, one.freed_inodes)
-        finally:
-            self._cleaned()  # else hot would wait for it, and evict no pod for a disk
+        one = clean(self.config.reclaim_images, self.disks[:2], self.log, self._stop_fd)
+        self.cleanups[one.result] += 1
+        self.freed_bytes += max(0, one.freed_bytes)
+        self.freed_inodes += max(0, one.freed_inodes)
+        self._cleaned()
 
     def _cleaned(self) -> None:
         with self._lock:
