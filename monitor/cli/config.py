@@ -15,7 +15,7 @@ from monitor.cli.kubelet_files import of_command_line, of_files, of_process
 from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import emit, format_amount, output_option, table_lines, yaml_lines
-from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, MonitorError
 from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
 from monitor.policy import signals
@@ -194,13 +194,18 @@ def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
 
 
 def _protected(run_config: RunConfig) -> int:
-    """Bytes that memory.min protects on this node at most: a cgroup below protects no more than these."""
+    """Bytes that memory.min protects on this node at most: a cgroup below protects no more than these. 0 where there
+    are no cgroups: a configuration may be checked anywhere.
+    """
     from monitor.kernel import cgroupfs, limits
 
-    hierarchy = cgroupfs.detect()
-    node = cgroupfs.resolve(hierarchy, run_config.node_cgroup) if run_config.node_cgroup else hierarchy.root
-    found = (limits.number(None, f"{path}/memory.min", limits.EVERYTHING) for path in node.iterdir() if path.is_dir())
-    return sum(protected or 0 for protected in found)
+    try:
+        hierarchy = cgroupfs.detect()
+        node = cgroupfs.resolve(hierarchy, run_config.node_cgroup) if run_config.node_cgroup else hierarchy.root
+        below = [path for path in node.iterdir() if path.is_dir()]
+    except (MonitorError, OSError):
+        return 0
+    return sum(limits.number(None, f"{path}/memory.min", limits.EVERYTHING) or 0 for path in below)
 
 
 def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:

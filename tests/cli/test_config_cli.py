@@ -11,6 +11,7 @@ import pytest
 from monitor.cli import top_frame
 from monitor.cli.config import check, show
 from monitor.cli.run import run
+from monitor.errors import CannotError
 from monitor.kernel import disks, meminfo
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KEY, OWN_KEY, SETTINGS
@@ -159,6 +160,18 @@ def test_node_cgroup() -> None:
     code, out, err = output_of("show", "--node-cgroup", "outrace-test-missing")
     assert (code, out) == (2, "")
     assert "outrace-test-missing" in err
+
+
+def test_a_configuration_is_checked_where_there_are_no_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a laptop, or in a container of a pipeline."""
+
+    def missing(*_: object) -> None:
+        raise CannotError("no memory controller is mounted", "mount it")
+
+    given = "--eviction-hard", "memory.reclaimable<1Gi"
+    before = output_of("check", *given)
+    monkeypatch.setattr("monitor.kernel.cgroupfs.detect", missing)
+    assert output_of("check", *given) == before
 
 
 def test_a_full_disk_evicts_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
