@@ -8,6 +8,7 @@ The next start calls it, a start that fails, the helper process when its hot pro
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.actions.changes import UNSEEN, Change, undone, way_back
 from monitor.actions.daemons import is_dead, lives
-from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, below, noted_at, wrong
+from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, noted, wrong
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 
@@ -41,32 +42,24 @@ def undoing(
     hierarchy: cgroupfs.Hierarchy,
     on_problem: OnProblem,
     ended: Collection[str] = (),
-    *,
     roles: Collection[str] = ROLES,
-    keep: Callable[[Path], bool] = lambda _: False,
-    paths: Iterable[Path] | None = None,
-) -> Iterator[Undone | None]:
-    """In steps of one cgroup (20 us), for the hot process while it watches; None where there is nothing to say.
-
-    Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended; a note
-    whose process is seen to live stays: a state dir in a container has the same path. ``roles``, ``paths``: only
-    these; ``keep``: not at these cgroups. Raises MonitorError.
+) -> Iterator[Undone]:
+    """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended; a note
+    whose process is seen to live stays: a state dir in a container has the same path. ``roles``: only these. Raises
+    MonitorError.
     """
-    for path in below(hierarchy.root) if paths is None else paths:
-        for one in noted_at(path, on_problem):
-            has_ended = one.role in roles and (is_dead(one.owner) or (one.attribute in ended and not lives(one.owner)))
-            if has_ended and not keep(path):
-                way = _undo_values if one.role in OF_PROCESSES else _undo
-                is_over = yield from way(one, on_problem)
-                if is_over:
-                    with suppress(OSError):
-                        os.removexattr(path, one.attribute)
-        yield None
+    for one in noted(hierarchy.root, on_problem):
+        if one.role in roles and (is_dead(one.owner) or (one.attribute in ended and not lives(one.owner))):
+            way = _undo_values if one.role in OF_PROCESSES else _undo
+            is_over = yield from way(one, on_problem)
+            if is_over:
+                with suppress(OSError):
+                    os.removexattr(one.path, one.attribute)
 
 
 def undo(hierarchy: cgroupfs.Hierarchy, on_problem: OnProblem, ended: Collection[str] = ()) -> list[Undone]:
     """All of `undoing` at once."""
-    return [found for found in undoing(hierarchy, on_problem, ended) if found is not None]
+    return list(undoing(hierarchy, on_problem, ended))
 
 
 def undo_left(
@@ -77,40 +70,35 @@ def undo_left(
 ) -> list[Undone]:
     """`undo`, with the processes on these state dirs known to have ended; logged. Raises nothing."""
     found = list[Undone]()
+
+    def on_problem(problem: str) -> None:
+        log("error", "a change of an earlier daemon is not undone", problem=problem)
+
     try:
         ended = attributes_of(state_dirs, roles)
-        for one in undoing(hierarchy or cgroupfs.detect(), problem_logged(log), ended, roles=roles):
-            if one is not None:
-                logged(one, log)
-                found.append(one)
+        for one in undoing(hierarchy or cgroupfs.detect(), on_problem, ended, roles):
+            fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
+            log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
+            found.append(one)
     except (MonitorError, OSError) as error:
         log("error", "changes of an earlier daemon cannot be looked for", problem=str(error))
     return found
 
 
-def logged(one: Undone, log: Logger) -> None:
-    fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
-    log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
-
-
-def problem_logged(log: Logger) -> OnProblem:
-    return lambda problem: log("error", "a change of an earlier daemon is not undone", problem=problem)
-
-
 #: Whether all that is noted is over: then the note goes.
-_Way = Generator[Undone | None, None, bool]
+_Way = Generator[Undone, None, bool]
 
 
 def _undo(one: Noted, on_problem: OnProblem) -> _Way:
     """The values first, then what cgroups below have inherited."""
     is_over, begun = True, list[tuple[Change, str, Iterator[str]]]()
-    for noted in one.changes():
-        change = _at(noted, one.path)
+    for found in one.changes():
+        change = _at(found, one.path)
         steps = way_back(change, undone)
         try:
             begun.append((change, next(steps), steps))
         except OSError as error:
-            on_problem(_refused(noted, error))
+            on_problem(_refused(found, error))
             is_over = False
     for change, fate, _ in begun:
         yield Undone(change.path, change.file, change.old, change.uid, change.why, fate)
@@ -119,8 +107,7 @@ def _undo(one: Noted, on_problem: OnProblem) -> _Way:
             is_over = False
     for change, _, steps in begun:
         try:
-            for _ in steps:
-                yield None
+            deque(steps, 0)
         except OSError as error:
             on_problem(_refused(change, error))
             is_over = False
@@ -135,7 +122,7 @@ def _at(change: Change, path: Path) -> Change:
 
 
 def _undo_values(one: Noted, on_problem: OnProblem) -> _Way:
-    from monitor.actions import oom_values  # the hot process never comes here
+    from monitor.actions import oom_values
 
     try:
         mark = oom_values.parsed(one)

@@ -128,7 +128,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     )
     _announce(config, choice, loaded, strays)
     warn_of_code((sys.executable, __file__), log)
-    if not config.holds:  # else the hot process takes them over (`monitor.hold.succession`)
+    if not config.holds:  # else the hot process takes them over (`monitor.hold.control`)
         undo_left([Path(config.state_dir)], log)
     _become(config)
 

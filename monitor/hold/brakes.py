@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from monitor.actions.ledger import Ledger
 from monitor.hold.brake_limit import panics_at_cap
@@ -183,10 +182,6 @@ class HoldBrakes:
         pause_ns = _REST * (time.thread_time_ns() - began_ns) if more else AGAIN_NS // max(1, len(self._left))
         self._next_ns = time.monotonic_ns() + pause_ns
         return more
-
-    def have_changed(self, cgroup: Path) -> bool:
-        """Whether a brake has changed something of this cgroup that is not restored."""
-        return any(one.cgroup == cgroup and not one.is_clear for one in (*self._brakes.values(), *self._left))
 
     def finish(self, until_ns: int) -> None:
         """This process ends: continue the releases until then. The next start restores what is left."""

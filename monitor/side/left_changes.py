@@ -1,16 +1,19 @@
-"""What processes that were killed changed in the kernel: undone as the helper starts, and as the hot process dies."""
+"""What processes that were killed changed in the kernel: undone as the helper starts, and as the hot process is ready,
+and dies.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from monitor.actions.ledger import MARKS, SCORES, SIDE
+from monitor.actions.ledger import HOT, MARKS, SCORES, SIDE
 from monitor.actions.oomadj import Logger
 from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
@@ -22,6 +25,8 @@ _HOT_ENDS_S = 1.0
 #: The helper waits so long for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On a
 #: slow machine (emulated, starved) it is a multiple of what this helper needed to get here, at most half a minute.
 _NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
+#: Seconds after the time limit of a hold, from which on a hot process takes over no hold.
+_LATER_S = 10.0
 #: A daemon has the lock among its first descriptors, before pods and clients; a user opens millions, and locks as many.
 _FIRST = 256
 
@@ -40,12 +45,30 @@ class LeftChanges:
         self._config, self._hierarchy, self._log = config, hierarchy, log
         self._hot = os.pidfd_open(os.getppid())
         self._next_s = next_s
+        self._is_ready = not config.holds  # else the hot process has not taken over holds yet
 
     def at_start(self) -> None:
         """Undo soft brakes and oom_score_adj of an earlier helper; nothing is reclaimed, because limits are raised. The
-        hot process takes over the holds.
+        hot process takes over the holds. If no source of pods answers, it never does: the others are released then.
         """
         undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS, SCORES))
+        if self._config.holds:
+            self._in_background(self._config.hold_limit_ns / 1e9 + _LATER_S)
+
+    def at_ready(self) -> None:
+        """The hot process has taken over the holds that memory is short for: release what others hold."""
+        if not self._is_ready:
+            self._is_ready = True
+            self._in_background(0)
+
+    def _in_background(self, after_s: float) -> None:
+        timer = threading.Timer(after_s, self._release_holds)
+        timer.daemon = True
+        timer.start()
+
+    def _release_holds(self) -> None:
+        """Of hot processes that have ended. (15 us for each cgroup.)"""
+        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (HOT,))
 
     def at_end(self, listener: socket.socket) -> None:
         """Release the pods that the hot process held, if it has ended and no next one takes them over. While it runs it

@@ -176,6 +176,8 @@ class Side:
         self.health.turns += 1
         if self.sock.fileno() in ready:
             self._read_channel()
+            if self.node.state is not None and self.node.state.ready:
+                self.left_changes.at_ready()
         if self.processes.fileno() in ready:
             self._guarded(self.processes.consume)
         self._guarded(self.processes.over.turn)

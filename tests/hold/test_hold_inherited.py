@@ -7,14 +7,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monitor.actions import changes, ledger
+from monitor.actions import changes
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import HELD
 from monitor.cli.run import lock
@@ -22,7 +22,6 @@ from monitor.hold import thaw_reasons
 from monitor.hold.brake_file import BrakeFile
 from monitor.hold.brakes import HoldBrakes
 from monitor.hold.pod_brake import FREEZE, LIMIT
-from monitor.hold.succession import LeftHolds
 from monitor.hold.thaw_reasons import CGROUPS, ThawReasons
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
@@ -201,63 +200,6 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
     read.clear()
     assert cgroup_procs.processes(tmp_path, most=CGROUPS) == [os.getpid()]
     assert len(read) <= CGROUPS
-
-
-def left_holds(held: Stand, root: Path, keep: Callable[[Path], bool] = lambda _: False) -> LeftHolds:
-    return LeftHolds(held.state, 0, cgroupfs.Hierarchy(HIERARCHY.version, root), lambda *_, **__: None, keep)
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_who_is_held_is_released_where_no_pod_becomes_known(held: Stand, known: bool) -> None:
-    """The next daemon takes them over when it knows its pods, which may never be sent to it."""
-    assert held.brake().apply(64 * MIB) is not None
-    left = left_holds(held, HIERARCHY.root, lambda path: known and path == held.pod)
-    if known:
-        left.begin()
-        assert left.due_ns() == 0
-    while left.due_ns() is not None:
-        left.release()
-    assert held.noted() == known
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_all_cgroups_are_looked_at_for_what_earlier_daemons_hold_in_turns(
-    held: Stand, monkeypatch: pytest.MonkeyPatch, ends: bool
-) -> None:
-    """The hot thread went over the whole hierarchy twice, 15 us for each cgroup, before its first decision."""
-    assert held.brake().apply(64 * MIB) is not None
-    for number in range(3 * CGROUPS):
-        cgroupfs.make(held.node / f"c{number}")
-    read, real = list[object](), ledger._names
-    monkeypatch.setattr(ledger, "_names", lambda path: read.append(path) or real(path))
-    left = left_holds(held, held.node)
-    if ends:
-        left.finish(time.monotonic_ns() + 10**10)
-        assert left.due_ns() is None
-    turns = 0
-    while left.due_ns() is not None:
-        read.clear()
-        left.release()
-        assert len(read) <= CGROUPS + 1
-        turns += 1
-    assert ends or turns > 3
-    assert not held.noted()
-
-
-def test_pods_that_are_held_are_taken_over_without_a_look_at_all_cgroups(
-    held: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also one that this daemon does not go on with: the rest is for later turns."""
-    other = cgroupfs.make(held.node / "other")
-    assert held.brake().apply(64 * MIB) is not None
-    monkeypatch.setattr(cgroupfs, "below", lambda path: pytest.fail(f"{path} is listed") if path != held.pod else [])
-    entries: list[Any] = [SimpleNamespace(uid=path.name, cgroup=path, title=path.name) for path in (other, held.pod)]
-    asked = list[Any]()
-    left = left_holds(held, held.node)
-    left.take_over(entries, lambda held_on: asked.extend(held_on) or [])
-    assert asked == entries[1:]
-    assert not held.noted()
-    assert left.due_ns() == 0
 
 
 @pytest.mark.parametrize("running", [False, True])

@@ -19,6 +19,7 @@ from monitor.settings.config import RunConfig
 from monitor.side import left_changes
 from monitor.side.left_changes import LeftChanges
 from tests import live
+from tests.actions.test_ledger import killed_daemon
 from tests.filesystems import Mounts
 from tests.hold.braked import HIERARCHY, Stand
 from tests.hold.braked import held as held
@@ -52,6 +53,7 @@ left = LeftChanges(config, cgroupfs.detect(), lambda *what, **fields: print(*wha
 listener = socket.create_server(("127.0.0.1", 0))
 print("ready", flush=True)
 for line in sys.stdin:
+    left._release_holds()
     left.at_end(listener)
     socket.create_connection(listener.getsockname()).close()
     print("looked", flush=True)
@@ -103,6 +105,24 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
     assert {line.partition(" {")[0] for line in lines} <= {"info a change of an earlier daemon is undone"}
     assert held.files() == before
     assert not held.noted()
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_what_an_ended_hot_process_holds_is_released_once_the_next_is_ready_or_never_will_be(
+    held: Stand, is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other pods than the next one knows, and where no source of pods answers."""
+    killed_daemon(held)
+    monkeypatch.setattr(left_changes, "_LATER_S", 0.0)
+    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state), hold_limit_ns=0)
+    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
+    assert held.noted()
+    if is_ready:
+        left.at_ready()
+        left.at_ready()
+    else:
+        left.at_start()
+    live.until(lambda: not held.noted(), "the pod to be released")
 
 
 @pytest.mark.parametrize(("took_s", "waits_s"), [(0.2, 3.0), (2.0, 16.0), (60.0, 30.0)])
