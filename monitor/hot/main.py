@@ -32,8 +32,7 @@ from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
 from monitor.hot.report import Report
 from monitor.hot.sd_notify import Service
-from monitor.hot.side_restarts import SideRestarts
-from monitor.hot.supervise import Side
+from monitor.hot.supervise import Side, SideRestarts
 from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.pins import HOOKS

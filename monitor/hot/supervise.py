@@ -11,12 +11,17 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
+from monitor.actions.victim import SPARED
+from monitor.hot.loop import Loop
 from monitor.kernel import python
 from monitor.kernel.timer import Timer
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel
+from monitor.link.heartbeat import HeartbeatWatch
+from monitor.link.outbox import Outbox
 from monitor.link.upgrade import CODE, MINE
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, SIDE, STATS_FD
 
@@ -26,8 +31,6 @@ _STOP_S = 20.0
 #: three, up to `_MOST_NS`.
 _BACKOFF_NS, _STEADY_NS, _MOST_NS = 2_000_000_000, 10_000_000_000, 60_000_000_000
 _QUICK = 3
-#: A killed side that is not gone by now is in a system call that does not end: it is not waited for any longer.
-_KILLED_NS = 500_000_000
 #: Channels kept of sides that died before they read everything.
 _MOST_LEFT = 4
 
@@ -52,7 +55,7 @@ class Side:
         self.pid = 0
         self.pidfd = -1
         self.next_start_ns = 0
-        self._started_ns = self._killed_ns = 0
+        self._started_ns = 0
         self._failures = 0  # sides in a row that died early
         self._leaving: dict[int, int] = {}  # pidfd -> pid of killed ones that are still there
 
@@ -93,7 +96,7 @@ class Side:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        self.pid, self._started_ns, self._killed_ns = pid, now_ns, 0
+        self.pid, self._started_ns = pid, now_ns
 
     def take_config(self, config_fd: int) -> None:
         """The next one reads its configuration from this descriptor; the one before is closed."""
@@ -104,25 +107,12 @@ class Side:
         if self.sock is None:
             self.sock, self._end = channel.pair()
 
-    def kill(self, now_ns: int) -> None:
-        """SIGKILL to one that hangs; its end is heard of by its pidfd, or `is_overdue` reports that it does not end."""
-        self._killed_ns = now_ns
+    def kill(self) -> None:
+        """SIGKILL to one that hangs. The next one does not wait for its end, which may never come."""
         try:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         except OSError as error:
             TROUBLES.note("side", error)
-
-    def is_overdue(self, now_ns: int) -> bool:
-        """Whether it was killed and should have been gone by now."""
-        return self.is_killed and now_ns > self._killed_ns + _KILLED_NS
-
-    @property
-    def is_killed(self) -> bool:
-        """Whether it was killed and is not gone yet."""
-        return bool(self.pid and self._killed_ns)
-
-    def leave(self) -> None:
-        """Stop waiting for the killed helper: only its end is still to come."""
         self._leaving[self.pidfd] = self.pid
         self.pidfd, self.pid = -1, 0
         self._lost()
@@ -223,3 +213,91 @@ class Side:
         if not poller.poll(timeout_s * 1000):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
             poller.poll(1000)
+
+
+class SideRestarts:
+    """``started`` is called before a helper is, ``lost`` when one is gone, ``receive`` when it has sent something."""
+
+    def __init__(
+        self,
+        side: Side,
+        outbox: Outbox,
+        loop: Loop,
+        *,
+        started: Callable[[], None],
+        lost: Callable[[], None],
+        receive: Callable[[socket.socket], object],
+    ) -> None:
+        self._side = side
+        self._heartbeat = HeartbeatWatch(outbox.stats, side.timer)
+        self._outbox = outbox
+        self._loop = loop
+        self._started = started
+        self._lost = lost
+        self._channel = loop.listener(lambda _: side.sock and receive(side.sock))
+        self._ends = loop.listener(self._ended)
+        self._heartbeats = loop.listener(lambda _: self._heartbeat.missed())
+        self._complaint = ""  # for the next helper to log
+
+    def open(self) -> None:
+        """Start the first side. Raises OSError."""
+        self.start(time.monotonic_ns())
+        self._heartbeats.register(self._side.timer.fileno(), select.EPOLLIN)
+
+    def due_ns(self) -> int | None:
+        """When to look at the helper, or to start one where there is none."""
+        return self._heartbeat.next_ns if self._side.pid else self._side.next_start_ns
+
+    def go_on(self, now_ns: int) -> None:
+        """What is due. Raises OSError from a start: it is tried again when the backoff is over."""
+        if self._side.pid:
+            self._look(now_ns)
+        else:
+            self.start(time.monotonic_ns())
+
+    def start(self, now_ns: int) -> None:
+        """Raises OSError."""
+        side = self._side
+        self._started()
+        self._heartbeat.begin(now_ns)
+        if not side.adopt(now_ns):
+            side.start(now_ns)
+        assert side.sock is not None
+        self._outbox.stats.add("side_starts")
+        try:
+            SPARED.add(side.pid)
+            self._channel.register(side.sock.fileno(), select.EPOLLIN)
+            self._ends.register(side.pidfd, select.EPOLLIN)
+        except OSError:  # one that is not heard, or not spared, is none
+            side.kill()
+            self._without_side()
+            raise
+        self._outbox.resend()
+
+    def _look(self, now_ns: int) -> None:
+        """Kill a helper that hangs."""
+        self._side.forget_read()
+        why = self._heartbeat.look(now_ns, self._side.pid)
+        if why:
+            self._outbox.stats.add("side_hangs")
+            self._side.kill()
+            self._without_side(f"{why}: it was killed")
+
+    def _ended(self, pidfd: int) -> None:
+        """The epoll forgets descriptors as they are closed."""
+        if pidfd != self._side.pidfd:
+            self._side.collect()  # killed before
+        else:
+            self._without_side(f"ended (wait status {self._side.reap()})")
+
+    def _without_side(self, why: str = "") -> None:
+        if why and not self._loop.is_stopping:
+            self._complaint = f"the helper process {why} and was started again"
+        self._outbox.side_lost()
+        self._lost()
+
+    def complain(self) -> None:
+        """Have the helper log why the one before it ended, once there is one."""
+        if self._complaint and self._side.sock is not None:
+            self._outbox.log("warning", self._complaint)
+            self._complaint = ""

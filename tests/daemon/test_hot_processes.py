@@ -77,7 +77,7 @@ def test_a_side_that_does_not_even_die_is_replaced(node: LabNode) -> None:
     with live.daemon(node, "--enforce", *hard(64)) as daemon, live.freezer() as frozen:
         side = side_of(daemon)
         live.freeze(frozen, side)
-        assert daemon.wait_for(lambda r: "does not end, and another was started" in str(r.get("msg")))
+        assert daemon.wait_for(lambda r: "it was killed and was started again" in str(r.get("msg")))
         live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
         assert live.alive(side)
         hog = node.start_hog(pod, mib=CROSSES)
