@@ -80,9 +80,7 @@ class Hot:
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, sweeps, side)
         self.configuration = configuration = Configuration(gauge, decider, records, housekeeping, side, outbox)
         others = _other_messages(decider, evictor, configuration, outbox)
-        self.pods = pods = PodSync(
-            guard, registry, decider, housekeeping, configuration, records.read_events, outbox, others
-        )
+        self.pods = pods = PodSync(guard, registry, decider, housekeeping, records.read_events, outbox, others)
         self.restarts = restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )

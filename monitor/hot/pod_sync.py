@@ -13,11 +13,9 @@ from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard
-from monitor.hot.reconfigure import Configuration
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel, messages
 from monitor.link.outbox import Outbox
-from monitor.link.rare_messages import Apply
 from monitor.sources.registry import Registry
 
 #: A pod that could not be watched, for want of a descriptor for example, is tried again so often.
@@ -37,7 +35,6 @@ class PodSync:
     registry: Registry
     decider: Decider
     housekeeping: Housekeeping
-    configuration: Configuration
     read_events: Callable[[], object]
     outbox: Outbox
     others: Mapping[type, Callable[[Any], object]]
@@ -55,13 +52,11 @@ class PodSync:
             messages.Synced: self._synced,
             messages.Refresh: self._refresh,
             messages.Bad: self._bad,
-            Apply: self._apply,
         }
 
     def begin(self) -> None:
         """Another helper is about to send all pods."""
         self._sent = set()
-        self.configuration.forget()
 
     def receive(self, sock: socket.socket) -> None:
         """Take in what the helper sent."""
@@ -84,18 +79,8 @@ class PodSync:
 
     def _came(self, message: messages.PodSeen) -> None:
         self._sent.add(message.uid)
-        if message.uid in self.registry.by_uid and self.configuration.keeps(message):
-            return
         self.guard(self._put, message)
         self._is_stale = True
-
-    def _apply(self, _: Apply) -> None:
-        """A configuration, and the pods that change with it: no pass comes in between."""
-        for message in self.configuration.kept():
-            if message.uid in self.registry.by_uid:
-                self.guard(self._put, message)
-        self._is_stale = True
-        self.configuration.apply()
 
     def _synced(self, _: messages.Synced) -> None:
         """A helper that was started again does not know which pods ended while no helper ran."""

@@ -8,17 +8,15 @@ while running are equal in both (`monitor.settings.reload` refuses others), so n
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from monitor.hot.decide import Decider
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.records import Records
 from monitor.hot.supervise import Side
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Clear, PodSeen
+from monitor.link.messages import Clear
 from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import Reconfigure, Reread
 from monitor.settings.config import RunConfig
@@ -26,19 +24,9 @@ from monitor.sources.gauge import Gauge
 from monitor.sources.watch import change_thresholds
 
 
-@dataclass(frozen=True)
-class _Staged:
-    """``fd`` holds the configuration for the next helper; ``pods``: what came of known ones since, by uid."""
-
-    number: int
-    config: RunConfig
-    fd: int
-    pods: dict[str, PodSeen] = field(default_factory=dict)
-
-
 @dataclass(eq=False)
 class Configuration:
-    """What the helper sent last, until it is in force."""
+    """Has configurations read again, and takes them."""
 
     gauge: Gauge
     decider: Decider
@@ -47,7 +35,6 @@ class Configuration:
     side: Side
     outbox: Outbox
     is_asked: bool = False
-    staged: _Staged | None = None
 
     def ask(self, *_: object) -> None:
         """The handler of SIGHUP, which may interrupt a pass: it only notes the request."""
@@ -60,54 +47,23 @@ class Configuration:
             self.outbox.send(Reread())
 
     def take(self, message: Reconfigure) -> None:
-        """Put it into force, or keep it until the pods that change with it are there. Where there is no descriptor for
-        it, or it cannot be read, the one before stays, whole.
-        """
+        """Put it into force. Where there is no descriptor for it, or it cannot be read, the one before stays, whole."""
+        stats = self.outbox.stats
         try:
             config = RunConfig.from_json(message.config)
-            fd = config.to_memfd()
+            fd = config.to_memfd()  # for the next helper
         except ValueError:  # after an upgrade the helper that was started again is the newer one
-            self.outbox.stats.set("config_refused", message.number)
+            stats.set("config_refused", message.number)
             return
         except OSError as error:
             TROUBLES.note("side", error)
-            self.outbox.stats.set("config_refused", message.number)
+            stats.set("config_refused", message.number)
             return
-        self.forget()
-        self.staged = _Staged(message.number, config, fd)
-        if message.staged:
-            self.outbox.stats.set("config_staged", message.number)
-        else:
-            self.apply()
-
-    def keeps(self, message: PodSeen) -> bool:
-        """Whether a message about a known pod waits for the configuration that it belongs to."""
-        if self.staged is None:
-            return False
-        self.staged.pods[message.uid] = message
-        return True
-
-    def kept(self) -> Iterable[PodSeen]:
-        """What waited."""
-        return () if self.staged is None else self.staged.pods.values()
-
-    def forget(self) -> None:
-        """Its helper is gone, and with it what it was about to send: the next one uses the configuration in force."""
-        if self.staged is not None:
-            os.close(self.staged.fd)
-            self.staged = None
-
-    def apply(self) -> None:
-        """Put what was staged into force."""
-        staged = self.staged
-        if staged is None:
-            return
-        self.staged = None
         # Crossings that wait name thresholds by their place among those of before.
         self.records.read_events()
-        self.side.take_config(staged.fd)
-        self._change_thresholds(staged.config)
-        self.outbox.stats.set("config_number", staged.number)
+        self.side.take_config(fd)
+        self._change_thresholds(config)
+        stats.set("config_number", message.number)
         self.decider.changed = True
 
     def _change_thresholds(self, config: RunConfig) -> None:

@@ -73,7 +73,6 @@ COUNTERS = (
     "eviction_waits_cut",  # of those, ended by growth of others
     "pods",
     "config_number",  # configurations taken while running; the last one is in force
-    "config_staged",  # number of one that waits for the pods that change with it
     "config_refused",  # number of one that could not be taken
     "published_ns",
 )

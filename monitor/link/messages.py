@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, get_args
 
 from monitor.kernel.wire import OomEvent
 from monitor.link.rare_messages import (
-    Apply,
     FromHolds,
     Held,
     HoldEnded,
@@ -297,7 +296,7 @@ HotMessage = (
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
-    | ToHolds | Reconfigure | Apply | StallCause
+    | ToHolds | Reconfigure | StallCause
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.

@@ -194,10 +194,3 @@ class Reconfigure(NamedTuple):
 
     number: int  # higher than that of each before, taken or refused
     config: str  # JSON of `monitor.settings.config.RunConfig`
-    staged: bool = False  # pods change with it: wait for `apply`, and keep what comes of known pods until then
-
-
-class Apply(NamedTuple):
-    """All pods that change with a configuration are sent: take them and it in one step."""
-
-    number: int

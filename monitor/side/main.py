@@ -201,7 +201,7 @@ class Side:
             self.disks.pods_changed()
         self._send_disk_figures()
         if due is not None and not self.pods.pending:
-            self.reloader.apply(due)
+            self.reloader.send_due(due)
 
     def _open_doors(self) -> None:
         """HTTP for scrapers and for commands; and the watch for a hot process that hangs."""

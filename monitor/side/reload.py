@@ -2,7 +2,7 @@
 
 All or nothing. What is read is checked whole; then the hot process takes it between two passes and says so by
 `config_number`; only then the helper uses it. Anything that fails before that leaves the old one in force in both.
-Where pods change with it (the table of services) the hot process keeps the old one until all of them have arrived.
+Where pods change with it (the table of services) the hot process gets these first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from monitor.kernel import meminfo
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import SideMessage
-from monitor.link.rare_messages import Apply, Reconfigure
+from monitor.link.rare_messages import Reconfigure
 from monitor.link.upgrade import is_replaced
 from monitor.pods.spec import SERVICES
 from monitor.policy.signals import MEMORY
@@ -71,7 +71,7 @@ class Reloader:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self.state = Reloads()
-        self.due: Apply | None = None  # to be sent after the pods that were found until now
+        self.due: Reconfigure | None = None  # to be sent after the pods that were found until now
         self._follows = bool(self.node.config.kernels_share)
         self._share = self.node.config.kernels_share  # as it was last seen
         if self._follows:
@@ -126,7 +126,7 @@ class Reloader:
             config = over_the_kernels_share(before, share)
             if config.eviction_hard == before.eviction_hard:  # it was given
                 return
-            self._have_taken(config, staged=False)
+            self._have_taken(config)
             self._go_by(config)
         except Exception as error:  # noqa: BLE001 - the daemon goes on as it was
             problem = str(error) or type(error).__name__
@@ -147,7 +147,14 @@ class Reloader:
 
         found = reread(self.node.config)
         if found.config.to_json() != self.node.config.to_json():
-            self._have_taken(found.config, staged="services" in found.changed and found.config.pods == SERVICES)
+            is_of_pods = "services" in found.changed and found.config.pods == SERVICES
+            try:
+                self._have_taken(found.config, is_of_pods=is_of_pods)
+            except MonitorError:
+                if is_of_pods:
+                    self.watch.source.rules = self.node.config.services
+                    self.watch.look_soon()
+                raise
             try:
                 self._go_by(found.config)
             except Exception as error:
@@ -156,25 +163,23 @@ class Reloader:
                 ) from error
         return list(found.changed)
 
-    def _have_taken(self, config: RunConfig, *, staged: bool) -> None:
-        """Have the hot process take it, and wait until it has. Raises MonitorError where it cannot. ``staged``: with
-        the pods that it changes.
+    def _have_taken(self, config: RunConfig, *, is_of_pods: bool = False) -> None:
+        """Have the hot process take it, and wait until it has. Raises MonitorError where it cannot. ``is_of_pods``:
+        after the pods that it changes.
         """
-        stats = self.stats
-        # Above those that were refused too: the answer to an earlier one would be taken for that to this one.
-        number = 1 + max(map(stats.get, ("config_number", "config_staged", "config_refused")))
-        message = Reconfigure(number, config.to_json(), staged)
+        # Above one that was refused too: the answer to that would be taken for that to this one.
+        number = 1 + max(self.stats.get("config_number"), self.stats.get("config_refused"))
+        message = Reconfigure(number, config.to_json())
         try:
             channel.encode(message)
         except channel.TooLarge as error:
             raise MonitorError(f"too large to change while running: {error.message}", "restart outrace") from None
-        if not self.send(message):
-            raise MonitorError("the hot process takes no messages", "try again: outrace reload")
-        if staged:
-            self._wait("config_staged", number)
+        if is_of_pods:
             self._look_by(config)
-            self.due = Apply(number)
-        self._wait("config_number", number)
+            self.due = message
+        elif not self.send(message):
+            raise MonitorError("the hot process takes no messages", "try again: outrace reload")
+        self._wait(number)
 
     def _look_by(self, config: RunConfig) -> None:
         """Have the pods looked at by its table of services, from begin to end: the look under way may be of before."""
@@ -183,11 +188,11 @@ class Reloader:
         while self.watch.look_soon() < enough:
             time.sleep(_POLL_S)
 
-    def _wait(self, counter: str, number: int) -> None:
-        """Send it to the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
+    def _wait(self, number: int) -> None:
+        """Wait for the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
         # For ever: once it is sent, the hot process may apply it at any time.
         for pause_s in chain(repeat(_POLL_S, _QUICK), repeat(_SLOW_POLL_S)):
-            if self.stats.get(counter) == number:
+            if self.stats.get("config_number") == number:
                 return
             if self.stats.get("config_refused") == number:
                 raise MonitorError(
@@ -198,7 +203,7 @@ class Reloader:
                 self.wake_loop()
             time.sleep(pause_s)
 
-    def apply(self, due: Apply) -> None:
+    def send_due(self, due: Reconfigure) -> None:
         """The main loop has sent the pods that a configuration changes."""
         if self.send(due):
             self.due = None

@@ -30,7 +30,6 @@ class Stand:
             "guard": self._guard,
             "registry": registry,
             "read_events": self._read,
-            "configuration": MagicMock(keeps=lambda _: False),
         }
         self.pods = PodSync(**given, others={})
 
