@@ -87,6 +87,7 @@ class Decider:
         self.changed = True  # something the helper should know about
         self.steps = 0  # step records so far
         self.stirred = False  # a domain with thresholds moved by a step
+        self.eventful = False  # something happened that the last steps belong to (`Records.send_flight`)
         self._timer = PassTimer()
         self.compared = Compared()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from monitor.actions.evict import Eviction
 from monitor.actions.victim import Victim
-from monitor.hot.loop import Listener
+from monitor.hot.loop import Loop
 from monitor.hot.pending_release import PendingRelease
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
@@ -47,7 +46,7 @@ class Evictor:
     registry: Registry
     trigger: Trigger
     outbox: Outbox
-    epoll: Listener
+    loop: Loop
     note: EvictionNote
     asks_exits: bool = field(default=False, kw_only=True)
 
@@ -82,20 +81,19 @@ class Evictor:
     def _listen(self, fd: int) -> None:
         """Hear of the end of a process. Where that cannot be, the next look sees it."""
         try:
-            self.epoll.register(fd, select.EPOLLIN)
+            self.loop.register(fd, self.ended)
             self._leaving.add(fd)
         except OSError as error:  # ENOSPC: max_user_watches
             self._leaving.discard(fd)
             TROUBLES.note("poll", error, self.current.victim.uid if self.current is not None else "")
 
-    def ended(self, fd: int) -> bool:
-        """Whether ``fd``, which is ready, is a process of an evicted pod. After the last one `follow` is due."""
-        if fd not in self._leaving:
-            return any(fd in eviction.pidfds() for eviction in self.stuck)
-        self._leaving.remove(fd)
-        if not self._leaving and self.current is not None:
-            self.current.next_look_ns = 0
-        return True
+    def ended(self, fd: int) -> None:
+        """A process of an evicted pod ended; the next check finds those that are left. After the last one it is due."""
+        if fd in self._leaving:
+            self._leaving.remove(fd)
+            if not self._leaving and self.current is not None:
+                self.current.next_look_ns = 0
+        self.loop.unregister(fd)  # it would be reported for ever
 
     def reaped(self, number: int) -> None:
         """The helper has freed what it could of the pod that decision ``number`` was about."""

@@ -21,13 +21,14 @@ HOUSEKEEPING_NS = 1_000_000_000
 
 @dataclass(eq=False)
 class Housekeeping:
-    """Arms by headroom, keeps limits, thresholds and counters right, collects garbage."""
+    """Arms by headroom, keeps limits, thresholds and counters right, collects garbage. ``kills`` reads OOM kills."""
 
     gauge: Gauge
     registry: Registry
     evictor: Evictor
     decider: Decider
     records: Records
+    kills: Records
     sweeps: Sweeps
     side: Side
     next_ns: int = 0
@@ -45,7 +46,7 @@ class Housekeeping:
         waiting = gauge.arming.armed or self.evictor.stuck
         quiet = not waiting and all(w.machine for w in gauge.watches)
         self.next_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
-        self.records.look_after()
+        self.kills.look_after()
         self.side.collect()
         self.evictor.follow_stuck(now_ns)  # also where what was evicted since has made it quiet
         if gauge.limits_changed():
@@ -115,7 +116,7 @@ class Housekeeping:
 
     def _pods_counted(self) -> None:
         """A sweep has been over all pods that were sent."""
-        self.records.pods_came()
+        self.kills.pods_came()
         if not self.decider.may_act:
             self.decider.begin(self.records.pulled_ns)
             self.decider.evict_over_limit()

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec, TypeVar
 
 from monitor.kernel import timer
 from monitor.kernel.troubles import TROUBLES, Trouble
@@ -17,8 +17,10 @@ from monitor.link.counters import SharedStats
 #: Timeouts of epoll are whole milliseconds, rounded up: 0.25 ms were 1.1, and 1.6 were 2.1 (measured). What is due
 #: sooner than this is waited for with a timer, which costs a system call.
 SHORT_NS = 20_000_000
-#: Called with the descriptor that is ready.
+#: Called with the descriptor that is ready, or with the time of the turn.
 Handler = Callable[[int], object]
+#: A name for the reader; when it is due, None while it is not; and what runs then.
+Timer = tuple[str, Callable[[], int | None], Handler]
 #: One failure is reported again no sooner than this, with how often there was one.
 REPEAT_NS = 10_000_000_000
 #: Failures remembered as reported.
@@ -78,54 +80,66 @@ class Guard:
         return out
 
 
-class Timer(NamedTuple):
-    """``due`` gives the due time, None while nothing is; ``handler`` is called with the time of the turn."""
+class Loop:
+    """One raw epoll, a table descriptor -> handler, and a table of timers.
 
-    name: str
-    due: Callable[[], int | None]
-    handler: Callable[[int], object]
-
-
-#: Calls a handler with the time of the turn (`Guard`).
-Call = Callable[[Callable[[int], object], int], object]
-
-
-class Timers:
-    """In the order in which they run where several are due.
-
-    The loop asks the owner of a timer for its due time; the table keeps none, so none can be stale.
+    Closing a descriptor takes it out of the epoll; its row stays until the number is registered again, and is never
+    used before that. The loop asks the owner of a timer for its due time; the table keeps none, so none can be stale.
     """
 
-    def __init__(self, timers: Sequence[Timer]) -> None:
-        self._rows = tuple((timer.due, timer.handler) for timer in timers)
+    def __init__(self, guard: Guard, stats: SharedStats) -> None:
+        self._guard = guard
+        self._stats = stats
+        self._epoll = select.epoll()
+        self.modify = self._epoll.modify
+        self._timer = timer.Timer()
+        self._epoll.register(self._timer.fileno(), self._timer.events)
+        self._handlers: dict[int, Handler] = {}
+        self._timers: tuple[tuple[Callable[[], int | None], Handler], ...] = ()
+        self.is_stopping = False  # True from some moment on: set by the handler of a signal, which may run at any time
+
+    def register(self, fd: int, handler: Handler, eventmask: int = select.EPOLLIN) -> None:
+        """Raises OSError: ENOSPC where max_user_watches is reached."""
+        self._epoll.register(fd, eventmask)
+        self._handlers[fd] = handler
+
+    def unregister(self, fd: int) -> None:
+        self._handlers.pop(fd, None)
+        self._epoll.unregister(fd)
+
+    def set_timers(self, timers: Iterable[Timer]) -> None:
+        """In the order in which they run where several are due."""
+        self._timers = tuple((due, handler) for _, due, handler in timers)
+
+    def turn(self) -> None:
+        """Wait for a descriptor or the next timer, and do what that asks for."""
+        guard = self._guard
+        guard.turn()
+        guard(self._dispatch)
+        now = time.monotonic_ns()
+        self._stats.add("loops")
+        self.run_due(now)
 
     def next_ns(self) -> int | None:
         """The earliest due time; None: nothing is due before something happens."""
         earliest = None
-        for due, _ in self._rows:
+        for due, _ in self._timers:
             at = due()
             if at is not None and (earliest is None or at < earliest):
                 earliest = at
         return earliest
 
-    def run_due(self, now_ns: int, call: Call) -> None:
+    def run_due(self, now_ns: int) -> None:
         """Call the handler of each timer that is due by ``now_ns``, also where an earlier handler made it so."""
-        for due, handler in self._rows:
+        for due, handler in self._timers:
             at = due()
             if at is not None and at <= now_ns:
-                call(handler, now_ns)
+                self._guard(handler, now_ns)
 
-
-class Sleep:
-    """Waits for the descriptors of an epoll, to the microsecond where that is short."""
-
-    def __init__(self, epoll: select.epoll) -> None:
-        self._epoll = epoll
-        self._timer = timer.Timer()
-        epoll.register(self._timer.fileno(), self._timer.events)
-
-    def until(self, due_ns: int | None) -> Iterator[int]:
-        """The descriptors that are ready, as soon as there are any, or none at ``due_ns`` (CLOCK_MONOTONIC)."""
+    def wait(self, due_ns: int | None) -> Iterator[int]:
+        """The descriptors that are ready, as soon as there are any, or none at ``due_ns`` (CLOCK_MONOTONIC); to the
+        microsecond where that is short.
+        """
         timeout_s = -1.0
         if due_ns is not None:
             left = due_ns - time.monotonic_ns()
@@ -138,57 +152,9 @@ class Sleep:
             else:
                 yield fd
 
-
-class Listener:
-    """The loop's epoll as one owner of descriptors sees it: what it registers is handed to its handler."""
-
-    def __init__(self, epoll: select.epoll, handlers: dict[int, Handler], handler: Handler) -> None:
-        self._handlers = handlers
-        self._handler = handler
-        self._epoll = epoll
-        self.modify = epoll.modify
-
-    def register(self, fd: int, eventmask: int = select.EPOLLIN) -> None:
-        """Raises OSError: ENOSPC where max_user_watches is reached."""
-        self._epoll.register(fd, eventmask)
-        self._handlers[fd] = self._handler
-
-    def unregister(self, fd: int) -> None:
-        self._handlers.pop(fd, None)
-        self._epoll.unregister(fd)
-
-
-class Loop:
-    """One raw epoll and a table descriptor -> handler.
-
-    Closing a descriptor takes it out of the epoll; its row stays until the number is registered again, and is never
-    used before that.
-    """
-
-    def __init__(self, guard: Guard, stats: SharedStats) -> None:
-        self._guard = guard
-        self._stats = stats
-        self._epoll = select.epoll()
-        self._sleep = Sleep(self._epoll)
-        self._handlers: dict[int, Handler] = {}
-        self.is_stopping = False  # True from some moment on: set by the handler of a signal, which may run at any time
-
-    def listener(self, handler: Handler) -> Listener:
-        """For an owner of descriptors that come and go."""
-        return Listener(self._epoll, self._handlers, handler)
-
-    def turn(self, timers: Timers) -> None:
-        """Wait for a descriptor or the next timer, and do what that asks for."""
-        guard = self._guard
-        guard.turn()
-        guard(self._dispatch, timers)
-        now = time.monotonic_ns()
-        self._stats.add("loops")
-        timers.run_due(now, guard)
-
-    def _dispatch(self, timers: Timers) -> None:
+    def _dispatch(self) -> None:
         handlers, guard = self._handlers, self._guard
-        for fd in self._sleep.until(timers.next_ns()):
+        for fd in self.wait(self.next_ns()):
             handler = handlers.get(fd)
             if handler is not None:
                 guard(handler, fd)

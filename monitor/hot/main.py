@@ -13,7 +13,6 @@ from __future__ import annotations
 import gc
 import os
 import resource
-import select
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ from monitor.hot.busy_poll import BusyPoll
 from monitor.hot.decide import Decider
 from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.housekeeping import Housekeeping
-from monitor.hot.loop import Guard, Loop, Timer, Timers
+from monitor.hot.loop import Guard, Loop, Timer
 from monitor.hot.pod_sync import PodSync
 from monitor.hot.reconfigure import Configuration
 from monitor.hot.report import Report
@@ -71,13 +70,14 @@ class Hot:
         self.registry = registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
-        self._ends = loop.listener(self._process_ended)
         note, graceful = EvictionNote(source.eviction), config.holds and config.hard_grace_ns > 0
-        self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, self._ends, note, asks_exits=graceful)
+        self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, loop, note, asks_exits=graceful)
         self.decider = decider = Decider(config, gauge, registry, trigger, evictor, recorder, outbox)
-        self.records = records = _records(source, gauge, registry, decider, outbox)
+        self.readers = _readers(source, gauge, registry, decider, outbox)
+        self.records, kills = self.readers[0], self.readers[-1]
+        records = self.records
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, records.read_events)
-        self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, sweeps, side)
+        self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps, side)
         self.configuration = configuration = Configuration(gauge, decider, records, housekeeping, side, outbox)
         others = _other_messages(decider, evictor, configuration, outbox)
         self.pods = pods = PodSync(guard, registry, decider, housekeeping, records.read_events, outbox, others)
@@ -85,12 +85,7 @@ class Hot:
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
         self.report = Report(gauge, registry, decider, records, guard, outbox, restarts.complain)
-        self.timers = self._timers()
-
-    def _process_ended(self, pidfd: int) -> None:
-        """A process of an evicted pod ended; the next check finds those that are left."""
-        if self.evictor.ended(pidfd):
-            self._ends.unregister(pidfd)  # it would be reported for ever
+        loop.set_timers(self._timers())
 
     def _ready(self, now_ns: int) -> None:
         self.is_ready = self.decider.changed = True
@@ -109,7 +104,7 @@ class Hot:
             oom_score_adj=protection.oom_score_adj,
         )
 
-    def _timers(self) -> Timers:
+    def _timers(self) -> tuple[Timer, ...]:
         """The table. What one timer does with more than one object is here."""
         decider, evictor, records = self.decider, self.evictor, self.records
         housekeeping, guarded, pending = self.housekeeping, self.guard, evictor.pending
@@ -139,31 +134,29 @@ class Hot:
                 self.gauge.arming.next_look_ns = now_ns  # what was met may be met anew
 
         busy_poll = BusyPoll(self.gauge, decider, records.read_events, housekeeping.look)
-        return Timers(
-            (
-                Timer("watchdog", self.service.due_ns, self.service.alive),
-                Timer("rings", records.due_ns, records.go_on),
-                *(Timer(*row) for row in decider.holds.timers(rank_due_ns, lambda: guarded(decider.run_pass))),
-                Timer("rank", rank_due_ns, rank),
-                Timer("sample", decider.figures.due_ns, decider.figures.note),
-                Timer("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
-                Timer("eviction", evictor.due_ns, follow_eviction),
-                Timer("return", pending.due_ns, lambda _: decider.follow_return()),
-                Timer("pass", decider.pass_due_ns, lambda _: decider.run_pass()),
-                Timer("sweep", self.sweeps.due_ns, lambda _: self.sweeps.go_on()),
-                Timer("look", housekeeping.look_due_ns, housekeeping.look),
-                Timer("retry", self.pods.retry_due_ns, self.pods.retry),
-                Timer("housekeeping", housekeeping.due_ns, housekeeping.run),
-                Timer("ready", lambda: 0 if decider.may_act and not self.is_ready else None, self._ready),
-                Timer("report", self.report.due_ns, self.report.run),
-                Timer("side", self.restarts.due_ns, self.restarts.go_on),
-                Timer("busy-poll", busy_poll.due_ns, busy_poll.spin),
-            )
+        return (
+            ("watchdog", self.service.due_ns, self.service.alive),
+            *(("records", each.due_ns, each.go_on) for each in self.readers),
+            *decider.holds.timers(rank_due_ns, lambda: guarded(decider.run_pass)),
+            ("rank", rank_due_ns, rank),
+            ("sample", decider.figures.due_ns, decider.figures.note),
+            ("reread", lambda: decider.pods.reread_ns, lambda _: decider.reread()),
+            ("eviction", evictor.due_ns, follow_eviction),
+            ("return", pending.due_ns, lambda _: decider.follow_return()),
+            ("pass", decider.pass_due_ns, lambda _: decider.run_pass()),
+            ("sweep", self.sweeps.due_ns, lambda _: self.sweeps.go_on()),
+            ("look", housekeeping.look_due_ns, housekeeping.look),
+            ("retry", self.pods.retry_due_ns, self.pods.retry),
+            ("housekeeping", housekeeping.due_ns, housekeeping.run),
+            ("ready", lambda: 0 if decider.may_act and not self.is_ready else None, self._ready),
+            ("report", self.report.due_ns, self.report.run),
+            ("side", self.restarts.due_ns, self.restarts.go_on),
+            ("busy-poll", busy_poll.due_ns, busy_poll.spin),
         )
 
     def start(self) -> None:
         """Everything before the loop: the helper, signals, rings, thresholds, protection."""
-        loop, records, log = self.loop, self.records, self.outbox.log
+        loop, log = self.loop, self.outbox.log
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a pidfd for every process of a pod
         self.restarts.open()
@@ -175,8 +168,9 @@ class Hot:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
 
-        records.open(loop.listener(records.consume))
-        loop.listener(self._take_wakeup).register(wake_fd, select.EPOLLIN)
+        for each in self.readers:
+            each.open(loop)
+        loop.register(wake_fd, self._take_wakeup)
 
         self.housekeeping.watch_thresholds()
         self.housekeeping.look(time.monotonic_ns())
@@ -200,9 +194,9 @@ class Hot:
     def run(self) -> None:
         """Until SIGTERM or SIGINT."""
         self.start()
-        loop, turn, timers = self.loop, self.loop.turn, self.timers
+        loop = self.loop
         while not loop.is_stopping:
-            turn(timers)
+            loop.turn()
 
     def finish(self) -> None:
         """Detach, disarm the trigger, end the helper.
@@ -246,25 +240,27 @@ def _other_messages(
     }
 
 
-def _records(source: MemorySource, gauge: Gauge, registry: Registry, decider: Decider, outbox: Outbox) -> Records:
-    """The reader of this hook's events."""
-    kills: Records | None = None
+def _readers(
+    source: MemorySource, gauge: Gauge, registry: Registry, decider: Decider, outbox: Outbox
+) -> tuple[Records, ...]:
+    """What reads this hook's events: the first crossings, the last OOM kills."""
+    rings: tuple[Records, ...] = ()
     if source.pins is not None:
         from monitor.hot.ring_records import RingRecords
         from monitor.kernel.domains import DomainTable
 
         table = source.table if source.is_exact else DomainTable(source.pins)
-        kills = RingRecords(source.pins, table, registry, decider, outbox)
+        rings = (RingRecords(source.pins, table, registry, decider, outbox),)
         if source.is_exact:
-            return kills
+            return rings
         table.reset()  # of the daemon before: nothing brings it up to date
     from monitor.hot.polled_kills import PolledKills
     from monitor.hot.polled_records import PolledRecords
     from monitor.sources.polled_table import PolledTable
 
     assert isinstance(source.table, PolledTable)
-    kills = kills or PolledKills(gauge, registry, decider, outbox)
-    return PolledRecords(source.table, source.arming, kills, decider, outbox)
+    records = PolledRecords(source.table, source.arming, decider, outbox)
+    return (records, *(rings or (PolledKills(gauge, registry, decider, outbox),)))
 
 
 def _is_left_alone(config: RunConfig) -> bool:

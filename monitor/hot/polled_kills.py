@@ -8,14 +8,13 @@ message (``missing``), so that a verdict which depends on it is given as undeter
 from __future__ import annotations
 
 import os
-import select
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
-from monitor.hot.loop import Listener
+from monitor.hot.loop import Loop
 from monitor.hot.records import Records
 from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
@@ -48,14 +47,14 @@ class PolledKills(Records):
         self._registry = registry
         self._log = OomLog(gauge.hierarchy, gauge.table.index)
         self._kmsg: Kmsg | None = None
-        self._epoll: Listener | None = None
+        self._loop: Loop | None = None
         self._dying: dict[int, Oom] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
         self._count_due_ns = 0
 
-    def open(self, epoll: Listener) -> None:
+    def open(self, loop: Loop) -> None:
         """Read the log from now on, where it may be read."""
-        self._epoll = epoll
+        self._loop = loop
         try:
             self._kmsg = Kmsg()
         except MonitorError as error:
@@ -67,24 +66,16 @@ class PolledKills(Records):
                 )
             )
             return
-        epoll.register(self._kmsg.fileno(), select.EPOLLIN)
+        loop.register(self._kmsg.fileno(), self.consume)
 
-    def consume(self, fd: int) -> bool:
-        """The log has lines, or a marked process is gone; False if the descriptor is of neither."""
+    def consume(self, fd: int) -> None:
+        """The log has lines, or a marked process is gone."""
         if self._kmsg is not None and fd == self._kmsg.fileno():
             self._read(self._kmsg)
-            return True
-        message = self._dying.pop(fd, None)
-        if message is None:
-            return False
-        os.close(fd)
-        event = replace(message.event, kind="exit", ts_ns=time.monotonic_ns())
-        self._report("records_exit", message._replace(event=event, missing=()))
-        return True
-
-    def read_events(self) -> int:
-        """Crossings are not the log's."""
-        return 0
+        elif (message := self._dying.pop(fd, None)) is not None:
+            os.close(fd)
+            event = replace(message.event, kind="exit", ts_ns=time.monotonic_ns())
+            self._report("records_exit", message._replace(event=event, missing=()))
 
     def _read(self, kmsg: Kmsg) -> None:
         try:
@@ -95,8 +86,8 @@ class PolledKills(Records):
                 elif (found := self._log.feed(record)) is not None:
                     self._mark(found)
         except MonitorError as error:
-            assert self._epoll is not None
-            self._epoll.unregister(kmsg.fileno())
+            assert self._loop is not None
+            self._loop.unregister(kmsg.fileno())
             kmsg.close()
             self._kmsg = None
             fields = {"problem": error.message, "remedy": error.remedy}
@@ -108,8 +99,8 @@ class PolledKills(Records):
         message = Oom(found.event, uid, title, while_away=False, missing=found.missing)
         try:
             fd = os.pidfd_open(message.event.victim_pid)
-            assert self._epoll is not None
-            self._epoll.register(fd, select.EPOLLIN)
+            assert self._loop is not None
+            self._loop.register(fd, self.consume)
             self._dying[fd] = message
         except OSError:
             message = message._replace(missing=(*found.missing, "exit"))  # gone already, at an unknown time
@@ -124,7 +115,7 @@ class PolledKills(Records):
         return found
 
     def _report(self, counter: str, message: Oom) -> None:
-        self.eventful = self.eventful or message.event.kind == "mark"
+        self._decider.eventful |= message.event.kind == "mark"
         self._stats.add(counter)
         self._send(message)
 

@@ -1,4 +1,4 @@
-"""In place of `RingRecords` without BPF: crossings found by looking, steps, and the OOM kills of ``kills``.
+"""In place of `RingRecords` without BPF: crossings found by looking, and steps.
 
 A look compares what was read with the ceilings, as the programs do in the kernel, and then plans the next one: when the
 headroom could be used up at the fastest growth (`kernel/bounds.py`). A crossing is dated right after the last look that
@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
-from monitor.hot.loop import SHORT_NS, Listener
+from monitor.hot.loop import SHORT_NS
 from monitor.hot.records import Records
 from monitor.kernel import bounds
 from monitor.kernel.wire import PAGE
@@ -42,22 +42,12 @@ _MOST_NS = 10_000_000
 
 
 class PolledRecords(Records):
-    """Looks, and hands on what it finds. Pods are read again where a domain has moved by `STEP`; ``kills``
-    reports OOM kills.
-    """
+    """Looks, and hands on what it finds. Pods are read again where a domain has moved by `STEP`."""
 
-    def __init__(
-        self,
-        table: PolledTable,
-        arming: Arming,
-        kills: Records,
-        decider: Decider,
-        outbox: Outbox,
-    ) -> None:
+    def __init__(self, table: PolledTable, arming: Arming, decider: Decider, outbox: Outbox) -> None:
         super().__init__(decider, outbox)
         self._table = table
         self._arming = arming
-        self._kills = kills
         self._looked_ns = self._pods_due_ns = 0
         self._due_ns = self._given_back_ns = 0  # when to look; when a pod that went is to be read, 0: none
         self._was_armed = False  # at the last look
@@ -65,36 +55,13 @@ class PolledRecords(Records):
         self._spent_ns, self._steps_then = 0, 0
         self._cpus = os.cpu_count() or 1
 
-    def open(self, epoll: Listener) -> None:
-        """Have what reports kills in the epoll of the hot loop."""
-        self._kills.open(epoll)
-
-    def consume(self, fd: int) -> bool:
-        """Kills are reported; False if the descriptor is not of this object."""
-        found = self._kills.consume(fd)
-        self._note_kills()
-        return found
-
-    def _note_kills(self) -> None:
-        self.eventful, self._kills.eventful = self.eventful or self._kills.eventful, False
-
     def due_ns(self) -> int:
-        """When to look, at once after it was armed; or what reports kills goes on."""
-        look_ns = 0 if self._arming.armed and not self._was_armed else self._due_ns
-        kills_ns = self._kills.due_ns()
-        return look_ns if kills_ns is None else min(look_ns, kills_ns)
+        """When to look, at once after it was armed."""
+        return 0 if self._arming.armed and not self._was_armed else self._due_ns
 
     def go_on(self, now_ns: int) -> None:
-        kills_ns = self._kills.due_ns()
-        if kills_ns is not None and kills_ns <= now_ns:
-            self._kills.go_on(now_ns)
-            self._note_kills()
-        else:
-            self._account()
-            self._look()
-
-    def look_after(self) -> None:
-        self._kills.look_after()
+        self._account()
+        self._look()
 
     def watch(self, watches: Mapping[int, Watch]) -> None:
         super().watch(watches)
@@ -103,9 +70,6 @@ class PolledRecords(Records):
     def read_events(self) -> int:
         """Look now; how many crossings there were."""
         return self._look()
-
-    def pods_came(self) -> None:
-        self._kills.pods_came()
 
     def pod_went(self) -> None:
         """Count what it freed: against what it held before, a process that runs in it next would seem not to grow."""
@@ -188,7 +152,7 @@ class PolledRecords(Records):
     def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int) -> None:
         """Ceilings were crossed since the last look: rank by numbers of now, decide, then report."""
         looked_ns = max(self._looked_ns, now_ns - BACK_NS)
-        self.eventful = True
+        self._decider.eventful = True
         self._pods(now_ns)
         seen_ns = time.monotonic_ns()
         self._decider.run_pass(looked_ns)

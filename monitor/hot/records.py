@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 
 from monitor.hot.decide import Decider
-from monitor.hot.loop import Listener
+from monitor.hot.loop import Loop
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
 from monitor.link.messages import Cross, Flight
@@ -22,31 +21,25 @@ _CHUNK = 1000
 Step = tuple[int, int, int, int, int]
 
 
-class Records(ABC):
+class Records:
     """Reads the events of a rung, and hands them to the decider. ``watches``, by domain index, are the domains with
-    thresholds; `watch` sets them. Methods without a body are for hooks that have something to do then.
+    thresholds; `watch` sets them. Methods that do nothing are for hooks that have something to do then.
     """
 
     def __init__(self, decider: Decider, outbox: Outbox) -> None:
         self.watches: Mapping[int, Watch] = {}
-        self.eventful = False  # something happened that the last steps belong to
         self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
         self._decider = decider
         self._stats, self._send = outbox.stats, outbox.send
         self._steps_kept: deque[Step] = deque(maxlen=_MOST)
         self._keep_step = self._steps_kept.append
 
-    @abstractmethod
-    def open(self, epoll: Listener) -> None:
+    def open(self, loop: Loop) -> None:
         """Have the descriptors in the epoll of the hot loop."""
 
-    @abstractmethod
-    def consume(self, fd: int) -> bool:
-        """Read what this descriptor announces; False if it is not of this object."""
-
-    @abstractmethod
     def read_events(self) -> int:
         """Read crossings and steps now; how many there were."""
+        return 0
 
     def watch(self, watches: Mapping[int, Watch]) -> None:
         self.watches = watches
@@ -55,23 +48,23 @@ class Records(ABC):
         """When `go_on` is due."""
         return None
 
-    def go_on(self, now_ns: int) -> None:  # noqa: B027 - polling has no budget that could end
+    def go_on(self, now_ns: int) -> None:
         """Go on where the budget of a turn ended."""
 
-    def look_after(self) -> None:  # noqa: B027 - polling keeps nothing that ages
+    def look_after(self) -> None:
         """Once a second."""
 
-    def pods_came(self) -> None:  # noqa: B027 - rings announce crossings by themselves
+    def pods_came(self) -> None:
         """A sweep has been over new pods."""
 
-    def pod_went(self) -> None:  # noqa: B027 - the same
+    def pod_went(self) -> None:
         """An eviction is over."""
 
     def send_flight(self) -> None:
         """Send the helper the steps around what happened, if anything did, that it was not sent yet."""
-        if not self.eventful:
+        if not self._decider.eventful:
             return
-        self.eventful = self._decider.pressed
+        self._decider.eventful = self._decider.pressed
         steps = list(self._steps_kept)
         self._steps_kept.clear()
         for at in range(0, len(steps), _CHUNK):

@@ -35,7 +35,7 @@ class Report:
     def due_ns(self) -> int | None:
         if TROUBLES.any:
             return 0
-        if self.decider.changed or self.records.eventful:
+        if self.decider.changed or self.decider.eventful:
             return self.published_ns + PUBLISH_NS
         return None
 
@@ -46,7 +46,7 @@ class Report:
             entry = by_uid.get(trouble.whose)
             pod = {"pod": entry.title if entry is not None else trouble.whose} if trouble.whose else {}
             log("error", "a system call failed: going on without it", **pod, **trouble.fields)
-        if (self.decider.changed or self.records.eventful) and now_ns >= self.published_ns + PUBLISH_NS:
+        if (self.decider.changed or self.decider.eventful) and now_ns >= self.published_ns + PUBLISH_NS:
             self.records.send_flight()
             self.complain()
             self._publish(now_ns)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monitor.hot.decide import Decider
-from monitor.hot.loop import Listener
+from monitor.hot.loop import Loop
 from monitor.hot.records import Records
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
@@ -97,8 +97,8 @@ class RingRecords(Records):
         self._unpinned = False
         self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
-    def open(self, epoll: Listener) -> None:
-        """Have the rings in the epoll of the hot loop, and read what was written while no daemon ran."""
+    def open(self, loop: Loop) -> None:
+        """Also read what was written while no daemon ran."""
         pins = self._pins
         self._links = [pins.fd(f"link_{name}") for name in OOM]
         self._events = Ring(pins, "events", self._on_event)
@@ -109,22 +109,19 @@ class RingRecords(Records):
         self._budgets = {self._steps: _STEPS, self._ooms: _OOMS, self._kills: _KILLS, self._reclaims: _RECLAIMS}
         self._by_fd = {ring.fileno(): ring for ring in (self._events, *self._budgets)}
         self._take_over(pins)
-        self._epoll = epoll
+        self._loop = loop
         for fd in self._by_fd:
-            epoll.register(fd, select.EPOLLIN)
+            loop.register(fd, self.consume)
 
-    def consume(self, fd: int) -> bool:
-        """Read from the ring of this descriptor, after the crossings, as much as one turn may; False if it is none."""
-        ring = self._by_fd.get(fd)
-        if ring is None:
-            return False
+    def consume(self, fd: int) -> None:
+        """Read from the ring of this descriptor, after the crossings, as much as one turn may."""
+        ring = self._by_fd[fd]
         self._events.consume(_CROSSINGS)
         if ring is not self._events and not self._ration.until_ns and not self._read(ring):
             # The first of its records is half written: on Linux 7.0 and later the writer may be preempted, on this CPU
             # by this process. Without a rest epoll would report the ring again and again, and keep it from sleeping.
             self._ration.until_ns = time.monotonic_ns() + _HALF_WRITTEN_NS
             self._heed(0)
-        return True
 
     def _read(self, ring: Ring) -> int:
         """A few records of a ring that has to stand back; how many."""
@@ -140,7 +137,7 @@ class RingRecords(Records):
     def _heed(self, events: int) -> None:
         """What the epoll reports of the rings that have to stand back."""
         for ring in self._budgets:
-            self._epoll.modify(ring.fileno(), events)
+            self._loop.modify(ring.fileno(), events)
 
     def due_ns(self) -> int | None:
         """When `go_on` is due: at once where a budget ended before the records did."""
@@ -223,7 +220,7 @@ class RingRecords(Records):
                     seen_ns = time.monotonic_ns()
                     self._steps.consume(_STEPS_FIRST)
                     self._decider.run_pass(ts, watch)
-                    self.eventful = True
+                    self._decider.eventful = True
                     self._send_crossing(watch, threshold, reading, ts, seen_ns)
                 else:
                     self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
@@ -246,7 +243,7 @@ class RingRecords(Records):
         if event.kind == "mark":
             self._stats.add("oom_exiting" if event.exiting else "oom_kills")
             message = message._replace(order=self._registry.leaders())
-            self.eventful = True
+            self._decider.eventful = True
         if event.kind != "reclaim" and not event.exiting and pod is not None and not self._away:
             size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark has it
             self._decider.died(pod, size)

@@ -232,17 +232,13 @@ class SideRestarts:
         self._heartbeat = HeartbeatWatch(outbox.stats, side.timer)
         self._outbox = outbox
         self._loop = loop
-        self._started = started
-        self._lost = lost
-        self._channel = loop.listener(lambda _: side.sock and receive(side.sock))
-        self._ends = loop.listener(self._ended)
-        self._heartbeats = loop.listener(lambda _: self._heartbeat.missed())
+        self._started, self._lost, self._receive = started, lost, receive
         self._complaint = ""  # for the next helper to log
 
     def open(self) -> None:
         """Start the first side. Raises OSError."""
         self.start(time.monotonic_ns())
-        self._heartbeats.register(self._side.timer.fileno(), select.EPOLLIN)
+        self._loop.register(self._side.timer.fileno(), lambda _: self._heartbeat.missed())
 
     def due_ns(self) -> int | None:
         """When to look at the helper, or to start one where there is none."""
@@ -266,8 +262,8 @@ class SideRestarts:
         self._outbox.stats.add("side_starts")
         try:
             SPARED.add(side.pid)
-            self._channel.register(side.sock.fileno(), select.EPOLLIN)
-            self._ends.register(side.pidfd, select.EPOLLIN)
+            self._loop.register(side.sock.fileno(), lambda _: side.sock and self._receive(side.sock))
+            self._loop.register(side.pidfd, self._ended)
         except OSError:  # one that is not heard, or not spared, is none
             side.kill()
             self._without_side()

@@ -18,7 +18,7 @@ def outbox(send: Any = lambda _: None, stats: Any = None) -> Any:
 
 def polled(**parts: Any) -> PolledRecords:
     """``parts``: arguments of the constructor, by name; nothing comes of the others."""
-    given = {**{name: MagicMock() for name in ("table", "arming", "decider", "kills")}, "outbox": outbox(), **parts}
+    given = {**{name: MagicMock() for name in ("table", "arming", "decider")}, "outbox": outbox(), **parts}
     return PolledRecords(**given)
 
 

@@ -17,8 +17,6 @@ from tests.daemon.stand_ins import outbox, polled
 MIB = 1 << 20
 RATE = 12 << 30
 NOW = 10_000_000_000
-#: Nothing that reports kills is due.
-SILENT = SimpleNamespace(due_ns=lambda: None)
 
 
 def entry(ceiling: int, age_ns: int) -> Entry:
@@ -76,7 +74,7 @@ def test_a_crossing_happened_after_the_last_look(looked_ns: int, at: int) -> Non
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    soft = polled(arming=SimpleNamespace(armed=False), decider=SimpleNamespace(steps=0), kills=SILENT)
+    soft = polled(arming=SimpleNamespace(armed=False), decider=SimpleNamespace(steps=0))
     read: list[int] = []
     now = NOW
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -97,25 +95,11 @@ def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monk
 
 def test_it_looks_at_once_when_it_was_armed() -> None:
     arming = SimpleNamespace(armed=False)
-    soft = polled(arming=arming, kills=SILENT)
+    soft = polled(arming=arming)
     began, _ = time.monotonic_ns(), soft._look()
     assert soft.due_ns() > began
     arming.armed = True
     assert soft.due_ns() == 0
-
-
-@pytest.mark.parametrize(("kills_ns", "due_ns"), [(None, 50), (60, 50), (40, 40)])
-def test_what_reports_kills_goes_on_when_it_is_due_and_does_not_put_a_look_off(
-    kills_ns: int | None, due_ns: int
-) -> None:
-    went_on: list[int] = []
-    kills = SimpleNamespace(due_ns=lambda: kills_ns, go_on=went_on.append, eventful=True)
-    soft = polled(arming=SimpleNamespace(armed=False), kills=kills)
-    soft._due_ns, looked = 50, list[bool]()
-    soft._look = lambda: looked.append(True) or 0
-    assert soft.due_ns() == due_ns
-    soft.go_on(due_ns)
-    assert (went_on, looked, soft.eventful) == (([40], [], True) if kills_ns == 40 else ([], [True], False))
 
 
 @pytest.mark.parametrize(("headroom", "early"), [(100 * MIB, 0), (400 * MIB, EARLY_NS)])
@@ -124,7 +108,7 @@ def test_a_sleep_that_the_loop_rounds_up_is_planned_shorter(
 ) -> None:
     """12 MiB are taken in a millisecond at this rate."""
     monkeypatch.setattr(time, "monotonic_ns", lambda: NOW)
-    soft = polled(arming=SimpleNamespace(rate=RATE, armed=True), decider=SimpleNamespace(steps=0), kills=SILENT)
+    soft = polled(arming=SimpleNamespace(rate=RATE, armed=True), decider=SimpleNamespace(steps=0))
     watch: Any = SimpleNamespace(index=0, thresholds=(1,), cgroup_id=soft._table.cgroup_id(0), machine=False)
     soft.watches, soft._cost_ns = {0: watch}, 1.0
     soft._table.entry.return_value = SimpleNamespace(usage=0, noted=0)

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import select
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -11,12 +10,14 @@ from typing import Any
 import pytest
 
 from monitor.hot.busy_poll import NEAR_BYTES, SAVED_NS, BusyPoll
-from monitor.hot.loop import SHORT_NS, Guard, Loop, Sleep, Timer, Timers
+from monitor.hot.loop import SHORT_NS, Guard, Loop, Timer
 from monitor.hot.pass_timer import TICK_NS, PassTimer
 from monitor.kernel.troubles import TROUBLES
 
 
-def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_later_one_does_in_the_next() -> None:
+def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_later_one_does_in_the_next(
+    loop: Loop,
+) -> None:
     due: dict[str, int | None] = {"first": None, "second": 5, "third": None, "later": 6}
     ran: list[str] = []
 
@@ -27,18 +28,18 @@ def test_what_an_earlier_handler_makes_due_runs_in_the_same_turn_and_what_a_late
             if asks:
                 due[asks] = 0
 
-        return Timer(name, lambda: due[name], run)
+        return name, lambda: due[name], run
 
-    table = Timers([timer("first"), timer("second", "third"), timer("third", "first"), timer("later")])
-    table.run_due(5, lambda handler, now_ns: handler(now_ns))
+    loop.set_timers([timer("first"), timer("second", "third"), timer("third", "first"), timer("later")])
+    loop.run_due(5)
     assert ran == ["second", "third"]
-    assert table.next_ns() == 0, "at once"
-    table.run_due(5, lambda handler, now_ns: handler(now_ns))
+    assert loop.next_ns() == 0, "at once"
+    loop.run_due(5)
     assert ran == ["second", "third", "first"]
-    assert table.next_ns() == 6
-    table.run_due(6, lambda handler, now_ns: handler(now_ns))
+    assert loop.next_ns() == 6
+    loop.run_due(6)
     assert ran == ["second", "third", "first", "later"]
-    assert table.next_ns() is None
+    assert loop.next_ns() is None
 
 
 # the loop
@@ -63,15 +64,17 @@ def raising(_: int) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def timers(*handlers: Callable[[int], object]) -> Timers:
-    return Timers([Timer(f"{i}", lambda: 0, handler) for i, handler in enumerate(handlers)])
+def turn(loop: Loop, *handlers: Callable[[int], object]) -> None:
+    """With timers that are due."""
+    loop.set_timers([("", lambda: 0, handler) for handler in handlers])
+    loop.turn()
 
 
 def test_descriptors_go_to_their_handlers_before_what_is_due(loop: Loop, pipe: tuple[int, int]) -> None:
     done: list[Any] = []
-    loop.listener(done.append).register(pipe[0])
+    loop.register(pipe[0], done.append)
     os.write(pipe[1], b"x")
-    loop.turn(timers(lambda _: done.append("due")))
+    turn(loop, lambda _: done.append("due"))
     assert done == [pipe[0], "due"]
 
 
@@ -80,51 +83,47 @@ def test_a_number_that_is_used_again_goes_to_whoever_registered_last(loop: Loop,
     old: list[int] = []
     new: list[int] = []
     closed, write = os.pipe()
-    loop.listener(old.append).register(closed)
+    loop.register(closed, old.append)
     os.close(write)
     again = os.dup2(pipe[0], closed)  # in one step: a thread of an earlier test may take a number that is free
     os.write(pipe[1], b"x")
-    loop.turn(timers(lambda _: None))
+    turn(loop, lambda _: None)
     assert (old, new) == ([], [])
-    listener = loop.listener(new.append)
-    listener.register(again)
-    loop.turn(timers(lambda _: None))
-    listener.unregister(again)
-    loop.turn(timers(lambda _: None))
+    loop.register(again, new.append)
+    turn(loop, lambda _: None)
+    loop.unregister(again)
+    turn(loop, lambda _: None)
     assert (old, new) == ([], [again])
     os.close(again)
 
 
 def test_a_handler_that_fails_costs_only_itself(loop: Loop, pipe: tuple[int, int]) -> None:
     done: list[str] = []
-    loop.listener(raising).register(pipe[0])
+    loop.register(pipe[0], raising)
     os.write(pipe[1], b"x")
-    loop.turn(timers(raising, lambda _: done.append("due")))
+    turn(loop, raising, lambda _: done.append("due"))
     assert done == ["due"]
     (trouble,) = TROUBLES.take()
     assert (trouble.call, trouble.number, trouble.times) == ("loop", errno.EIO, 2)
 
 
-def test_a_short_wait_is_ended_by_a_timer_and_not_before() -> None:
+def test_a_short_wait_is_ended_by_a_timer_and_not_before(loop: Loop) -> None:
     """A timeout of epoll is whole milliseconds, rounded up."""
-    epoll = select.epoll()
-    deaf: Any = SimpleNamespace(register=epoll.register, poll=lambda _: epoll.poll(60.0))  # only a descriptor wakes it
-    sleep = Sleep(deaf)
+    epoll = loop._epoll
+    loop._epoll = SimpleNamespace(poll=lambda _: epoll.poll(60.0))  # only a descriptor wakes it
     for wait_ns in (250_000, SHORT_NS - 1_000_000):
         due = time.monotonic_ns() + wait_ns
-        assert list(sleep.until(due)) == [], "no descriptor is reported for the timer"
+        assert list(loop.wait(due)) == [], "no descriptor is reported for the timer"
         assert time.monotonic_ns() >= due
 
 
-def test_descriptors_end_a_wait(pipe: tuple[int, int]) -> None:
-    epoll = select.epoll()
-    sleep = Sleep(epoll)
-    epoll.register(pipe[0], select.EPOLLIN)
+def test_descriptors_end_a_wait(loop: Loop, pipe: tuple[int, int]) -> None:
+    loop.register(pipe[0], raising)
     os.write(pipe[1], b"x")
-    assert list(sleep.until(time.monotonic_ns() + 60 * 10**9)) == [pipe[0]]
-    assert list(sleep.until(time.monotonic_ns() + SHORT_NS // 2)) == [pipe[0]]
+    assert list(loop.wait(time.monotonic_ns() + 60 * 10**9)) == [pipe[0]]
+    assert list(loop.wait(time.monotonic_ns() + SHORT_NS // 2)) == [pipe[0]]
     os.read(pipe[0], 1)
-    assert list(sleep.until(0)) == [], "what is overdue is not waited for"
+    assert list(loop.wait(0)) == [], "what is overdue is not waited for"
 
 
 class Watched:
