@@ -20,7 +20,6 @@ from monitor.hot.pass_record import (
     state_json,
     state_of,
 )
-from monitor.link.codec import build
 from monitor.link.messages import NAMES
 from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy import decisions, hold
@@ -33,6 +32,7 @@ from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import judge as judge_suspension
 from monitor.policy.synchronize import State
 from monitor.race import episode
+from monitor.race.codec import decode
 from monitor.race.events import Clock, End, event_from_json
 from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
@@ -104,7 +104,7 @@ class Passes:
         """One message of the hot process. Raises LookupError, TypeError, ValueError if it is none."""
         if kind not in _MESSAGES:
             raise ValueError(f"{kind!r} is no kind of record")
-        message: OfPasses = build(_MESSAGES[kind], value)
+        message: OfPasses = decode(_MESSAGES[kind], value)
         if message.number != self._number + 1:
             self._known = self._complete = False
         self._number = message.number

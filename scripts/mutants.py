@@ -21,7 +21,7 @@ SUBJECTS: Mapping[str, tuple[str, ...]] = {
     "evict": ("actions/evict.py", "hot/evictor.py"),
     "verdict": ("race/verdict.py", "race/flags.py", "race/margins.py"),
     "claims": ("pods/claims.py",),
-    "codec": ("race/codec.py", "link/codec.py"),
+    "codec": ("race/codec.py", "link/channel.py"),
     "sweep": ("kernel/sweep*.py", "hot/sweep*.py", "actions/sweep*.py"),
 }
 

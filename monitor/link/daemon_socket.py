@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.link.codec import Malformed, build
 from monitor.owner import changed_by
+from monitor.race.codec import RecordError, decode
 
 #: Paths that are answered: what the daemon is (`DaemonInfo`), its figures as on `--listen`, and the same for a client
 #: that polls every second: they cost the hot process nothing.
@@ -48,16 +48,14 @@ class DaemonInfo(NamedTuple):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> DaemonInfo:
-        """Raises ValueError (`Malformed` is one) for anything but the answer of a daemon of this protocol."""
+        """Raises ValueError for anything but the answer of a daemon of this protocol."""
         try:
             fields = json.loads(text)
         except RecursionError:
-            raise Malformed("nested too deeply") from None
-        if not isinstance(fields, dict):
-            raise Malformed("not an object")
-        if fields.get("protocol") != PROTOCOL:
-            raise Malformed(f"protocol {fields.get('protocol')!r}, where this outrace has {PROTOCOL}")
-        info: DaemonInfo = build(cls, fields)
+            raise RecordError("nested too deeply") from None
+        info: DaemonInfo = decode(cls, fields)
+        if info.protocol != PROTOCOL:
+            raise RecordError(f"protocol {info.protocol}, where this outrace has {PROTOCOL}")
         return info
 
 

@@ -1,6 +1,6 @@
 """The messages between the hot process and the side: one class each, every field with its unit and meaning.
 
-`monitor.link.codec` makes packets of them. Times are CLOCK_MONOTONIC nanoseconds, sizes bytes; a field with a default
+`monitor.link.channel` makes packets of them. Times are CLOCK_MONOTONIC nanoseconds, sizes bytes; a field with a default
 may be missing in a packet.
 """
 

@@ -1,10 +1,11 @@
-"""Dataclasses to plain dicts and back, exactly: what a recording, the incident store and a replay are made of."""
+"""Dataclasses and named tuples to JSON and back, exactly: recordings, the incident store, answers of the daemon."""
 
 from __future__ import annotations
 
 import types
+from collections import abc
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
@@ -25,7 +26,7 @@ class Record:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The same value again. Raises RecordError naming the key."""
-        made: Self = decode(cls, data, cls.__name__)
+        made: Self = decode(cls, data)
         return made
 
 
@@ -60,32 +61,23 @@ def _tag(cls: type) -> str:
 
 def tagged(kinds: Iterable[type], data: Any, where: str) -> Any:
     """A value of the one of these classes that its key `event` names."""
-    if not isinstance(data, Mapping):
-        raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
-    name = data.get("event")
+    name = data.get("event") if isinstance(data, Mapping) else None
     cls = next((c for c in kinds if _tag(c) == name), None)
     if cls is None:
-        raise RecordError(f"{where}: {name!r} is not known")
+        raise RecordError(f"{where}.event: {name!r} is not known")
     return decode(cls, data, where)
 
 
-def decode(cls: Any, data: Any, where: str) -> Any:
-    """A value of dataclass ``cls`` from a dict; every key is checked against the type of its field."""
+def decode(cls: Any, data: Any, where: str = "") -> Any:
+    """A value of ``cls`` from a dict; each value is checked against the type of its field. Other keys are ignored."""
+    where = where or cls.__name__
     if not isinstance(data, Mapping):
         raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
-    hints = _hints(cls)
-    if issubclass(cls, Tagged) and data.get("event") != _tag(cls):
-        raise RecordError(f"{where}.event: must be {_tag(cls)}, not {data.get('event')!r}")
-    made = {}
-    for f in fields(cls):
-        if f.name in data:
-            made[f.name] = _checked(hints[f.name], data[f.name], f"{where}.{f.name}")
-        elif f.default is MISSING and f.default_factory is MISSING:
-            raise RecordError(f"{where}.{f.name}: missing")
-    known = {*hints, *getattr(cls, "RETIRED", ()), *(("event",) if issubclass(cls, Tagged) else ())}
-    if (unknown := next((key for key in data if key not in known), None)) is not None:
-        raise RecordError(f"{where}.{unknown}: not known")
-    return cls(**made)
+    made = {name: _checked(hint, data[name], f"{where}.{name}") for name, hint in _hints(cls).items() if name in data}
+    try:
+        return cls(**made)
+    except TypeError as error:  # names what is missing
+        raise RecordError(f"{where}: {str(error).partition('() ')[2]}") from None
 
 
 @cache
@@ -104,10 +96,12 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
         return frozenset([_checked(get_args(hint)[0], item, where) for item in value])
     if origin is tuple:
         return _checked_items(get_args(hint), value, where)
-    if origin is dict:
+    if origin in (dict, abc.Mapping):
         if not isinstance(value, Mapping):
             raise RecordError(f"{where}: must be a map")
         return dict(value)
+    if origin is abc.Sequence:
+        return list(_checked_items((Any, ...), value, where))
     return decode(hint, value, where) if is_dataclass(hint) else _checked_scalar(hint, value, where)
 
 

@@ -43,8 +43,6 @@ class Counterfactual(Record):
     phases). `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record.
     """
 
-    RETIRED = frozenset(("victims", "figures"))  # stored by earlier releases
-
     mode: str
     detected: float
     in_time: float

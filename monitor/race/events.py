@@ -62,8 +62,6 @@ class Ranked(Timed):
 class Sample(Timed):
     """The flight recorder: one domain or cgroup at one moment. `pod`: the pod it is."""
 
-    RETIRED = frozenset(("limit", "container"))  # null in older recordings
-
     domain: str
     pod: str | None
     usage: int
@@ -75,8 +73,6 @@ class Sample(Timed):
 @dataclass(frozen=True, slots=True)
 class WorkingSets(Timed):
     """What pods had, in recordings of earlier releases: it has no effect."""
-
-    RETIRED = frozenset(("since_ns", "pods"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +243,6 @@ class PodReleased(Timed):
     """
 
     TAG = "holdend"
-    RETIRED = frozenset(("connections", "unread", "unready", "restarts", "failed_probes"))  # in older recordings
 
     pod: str
     pod_name: str
@@ -353,8 +348,6 @@ class Mark(Timed):
     `oom_path` and the bytes of that cgroup are None for "global". `group`: the victim's cgroup is killed as a whole
     (None: not known). `invoker_pod` is namespace/name. `held`: at the cap that outrace holds its pod with.
     """
-
-    RETIRED = frozenset(("capped", "oom_active_file", "oom_cgroup_id", "totalpages"))  # in older recordings
 
     victim_pid: int
     victim_comm: str

@@ -22,8 +22,6 @@ class HeldPod(Record):
     known, or no growth). `by_kubelet`: the kubelet evicted the pod; `instead`: another one.
     """
 
-    RETIRED = frozenset(("grown",))  # stored by earlier releases
-
     pod: str
     reason: str
     brake: str

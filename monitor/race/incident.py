@@ -100,8 +100,6 @@ class Invoker(Record):
 class Evicted(Record):
     """A pod that was evicted, or (in an incident marked `observed`) would have been."""
 
-    RETIRED = frozenset(("figures",))  # stored by earlier releases
-
     pod: str
     grace_s: int
     rank: int
@@ -120,8 +118,6 @@ class Incident(Record):
     `holds`: pods that were held instead of killed. `memory`: its curves and thresholds, None where none was recorded.
     `stall`: the pod that waited for memory, of the verdict `stalled`.
     """
-
-    RETIRED = frozenset(("forecast",))  # stored by earlier releases
 
     id: str
     start: str

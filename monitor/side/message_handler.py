@@ -18,7 +18,7 @@ from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
-from monitor.link.codec import event_fields, present
+from monitor.link.channel import event_fields
 from monitor.link.messages import Resumed, Suspended
 from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
 from monitor.pods.model import FoundPod
@@ -274,7 +274,7 @@ class MessageHandler:
         if self.cluster is not None:
             self.cluster.ended(message.pod, message.gone_ns)
         eviction = self._evictions.pop(str(message.id), None)
-        fields = {key: value for key, value in present(message).items() if key != "pod"}
+        fields = {key: value for key, value in _present(message).items() if key != "pod"}
         known = eviction.pod if eviction is not None else getattr(self.node.pods.get(message.pod), "pod", None)
         fields |= {"uid": message.pod, "pod": label(known) if known is not None else None}
         self.log.info("evicted", **fields)
@@ -354,7 +354,7 @@ class MessageHandler:
                 known += ["invoker_pid", "invoker_comm", "si_code"]
             self.log.budget("info", text, pod=pod, **{key: getattr(event, key) for key in known})
             return
-        more = {k: v for k, v in present(message).items() if k not in ("event", "pod", "pod_name")}
+        more = {k: v for k, v in _present(message).items() if k not in ("event", "pod", "pod_name")}
         fields = event_fields(event) | more
         del fields["kind"]
         scope = "memcg" if event.oom_cgroup or "oom" in message.missing else "global"
@@ -368,6 +368,12 @@ class MessageHandler:
     def _owner(self, cgroup: int) -> str | None:
         """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""
         return next((uid for uid, found in self.node.pods.items() if cgroup in found.cgroup_ids), None)
+
+
+def _present(message: messages.Message) -> dict[str, Any]:
+    """The fields by name, without optional ones that have their default."""
+    defaults = message._field_defaults
+    return {name: value for name, value in message._asdict().items() if name not in defaults or value != defaults[name]}
 
 
 def _logged(message: messages.Decision) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.kmsg import Constraint, Invoked, Killed
 from monitor.link import messages
-from monitor.link.codec import event_fields
+from monitor.link.channel import event_fields
 from monitor.link.messages import Oom
 from monitor.policy.ranking import Candidate
 from monitor.race.events import (

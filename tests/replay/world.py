@@ -16,7 +16,7 @@ from monitor.hot import act, decide, moved_pods, pass_timer
 from monitor.hot.decide import Decider
 from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.kernel.domains import Reading
-from monitor.link import codec
+from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen, Resumed, Suspended
 from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToHolds
@@ -112,7 +112,7 @@ class World:
 
     def send(self, message: HotMessage) -> bool:
         if not self.deaf:
-            self.lines.append(json.loads(codec.encode(message)))
+            self.lines.append(json.loads(channel.encode(message)))
         return not self.deaf
 
     def brake(self, uid: str, cgroup: Path, *_: object) -> StandInBrake:
