@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from monitor.side.endpoints import CPU_SHARE
-from monitor.side.export.http import Connection
+from monitor.side.export import http
 from monitor.side.export.route import (
     BURST_S,
     CLIENT_SHARE,
@@ -128,16 +128,15 @@ class Ends:
     ],
 )
 def test_which_clients_are_on_this_machine(peer: str, own: str, is_own: bool) -> None:
-    assert Connection(Ends(peer, own), 0.0).is_own == is_own  # type: ignore[arg-type]
+    assert http.is_own(Ends(peer, own)) == is_own  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("exposed", [False, True])
 def test_a_client_of_another_host_is_told_the_option(monkeypatch: pytest.MonkeyPatch, exposed: bool) -> None:
-    monkeypatch.setattr(Connection, "is_own", property(lambda _: False))
+    monkeypatch.setattr(http, "is_own", lambda _: False)
     with Running(exposed=exposed) as running:
-        connection = running.connect()
-        assert get(connection, "/good") == (200, "good\n")
-        status, body = get(connection, "/kept")
+        assert running.probe() == (200, "good\n")
+        status, body = get(running.connect(), "/kept")
     if exposed:
         assert (status, body) == (200, "rendering 1\n")
     else:

@@ -1,193 +1,156 @@
-"""HTTP on an already bound socket: a thread for each of a bounded number of connections, and one that accepts the next.
+"""HTTP on an already bound socket: `http.server`, with bounds.
 
 It serves numbers to scrapers and probes. Clients that connect and send nothing, send it slowly, do not read answers
 or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest connection is closed for a
-new one: so a probe is answered beside any number of them. All requests together cost at most 2 % of a CPU: 1 % is
-rendering (`RENDER_SHARE`), 1 % everything else (`CLIENT_SHARE`), because side and hot may share a CPU quota.
-The parser of `http.server` would take 6 MB for a head, five times the CPU time and 3 MB more of memory.
+new one: so a probe is answered beside any number of them. A connection has one request, and no byte after its head is
+parsed: a body cannot be taken for a second request. All requests together cost at most 2 % of a CPU: 1 % is rendering
+(`RENDER_SHARE`), 1 % everything else (`CLIENT_SHARE`), because helper and hot may share a CPU quota.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import re
-import select
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
-from typing import NamedTuple
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from socketserver import BaseServer
+from typing import Any
 
-from monitor.side.export.route import CLIENT_SHARE, MAX_WAITING, Budget, Response, Shared, text
+from monitor.side.export.route import CLIENT_SHARE, Budget, Response, Shared, text
 
-#: Bytes of a request's first line, and of its whole head. A scraper sends 300.
-MAX_LINE = 2048
+#: Bytes of a request's whole head. A scraper sends 300.
 MAX_HEAD = 8192
-
 _END = re.compile(rb"\r?\n\r?\n")
-_VERSION = re.compile(r"HTTP/([0-9])\.([0-9])")
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-
-
-class Request(NamedTuple):
-    """What is used of a request. ``keep``: the connection stays open after the answer."""
-
-    method: str
-    path: str
-    accept: str
-    keep: bool
-    size: int  # bytes of its head
-
-
-class BadRequestError(Exception):
-    """No request that is answered with anything but ``status``; the connection is closed after it."""
-
-    def __init__(self, status: HTTPStatus) -> None:
-        super().__init__(status.phrase)
-        self.status = status
-
-
-def parse(data: bytes | bytearray) -> Request | None:
-    """The first request in ``data``; None while its head is not complete. Raises BadRequestError."""
-    found = _END.search(data, 0, MAX_HEAD)
-    if found is None:
-        if len(data) > MAX_LINE and b"\n" not in data[:MAX_LINE]:
-            raise BadRequestError(HTTPStatus.REQUEST_URI_TOO_LONG)
-        if len(data) >= MAX_HEAD:
-            raise BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        return None
-    first, *rest = bytes(data[: found.start()]).decode("latin-1").replace("\r\n", "\n").split("\n")
-    if len(first) > MAX_LINE:
-        raise BadRequestError(HTTPStatus.REQUEST_URI_TOO_LONG)
-    parts = first.split(" ")
-    version = _VERSION.fullmatch(parts[-1])
-    if len(parts) != 3 or version is None or not _TOKEN.fullmatch(parts[0]):
-        raise BadRequestError(HTTPStatus.BAD_REQUEST)
-    if version[1] != "1":
-        raise BadRequestError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
-    headers = _headers(rest)
-    if parts[0] not in ("GET", "HEAD"):
-        raise BadRequestError(HTTPStatus.NOT_IMPLEMENTED)
-    connection = {word.strip().lower() for word in headers.get("connection", "").split(",")}
-    keep = "close" not in connection and (version[2] != "0" or "keep-alive" in connection)
-    # A GET with a body: it is not read, so what follows on the connection could be taken for a request.
-    keep = keep and "content-length" not in headers and "transfer-encoding" not in headers
-    return Request(parts[0], _path(parts[1]), headers.get("accept", ""), keep, found.end())
-
-
-def _headers(lines: list[str]) -> dict[str, str]:
-    """Names in lower case; what is given several times is one list."""
-    found: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not _TOKEN.fullmatch(name):
-            raise BadRequestError(HTTPStatus.BAD_REQUEST)
-        name, value = name.lower(), value.strip()
-        found[name] = f"{found[name]}, {value}" if name in found else value
-    return found
-
-
-def _path(target: str) -> str:
-    """Of ``/path?query`` and of ``http://host/path``."""
-    if target.startswith(("http://", "https://")):
-        target = "/" + target.partition("://")[2].partition("/")[2]
-    return target.partition("?")[0].partition("#")[0]
-
-
-def head(status: int, content_type: str, length: int, keep: bool, retry_s: int = 0) -> bytes:
-    """The head of an answer with a body of ``length`` bytes; ``retry_s``: when it is worth trying again."""
-    lines = [
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-        "Server: outrace",
-        f"Date: {time.strftime('%a, %d %b %Y %H:%M:%S GMT', time.gmtime())}",
-        f"Content-Type: {content_type}",
-        f"Content-Length: {length}",
-    ]
-    if retry_s:
-        lines.append(f"Retry-After: {retry_s}")
-    if not keep:
-        lines.append("Connection: close")
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-
-
 #: Connections open at the same time. One scraper needs one; each costs 60 KB here and 130 KB of socket buffers at most.
 MAX_CONNECTIONS = 64
-#: Bytes of answers that clients have not taken yet, of all connections together. The metrics of 500 pods are 0.5 MB.
-MAX_UNSENT = 8 << 20
 #: The socket buffer of each connection (the kernel doubles it); left alone it grows to 4 MiB for a client that reads
 #: nothing.
 SEND_BUFFER = 64 << 10
-#: Seconds until the head of a request is complete, from the connection or from its first byte on.
+#: Seconds until the head of a request is complete.
 HEAD_S = 5.0
-#: Seconds a connection may be kept open without a request. Prometheus asks again after 15 to 60.
-IDLE_S = 90.0
 #: Seconds in which the client has to read the answer.
 WRITE_S = 10.0
-#: After a refusal the server reads and drops data for so long (seconds), because closing with unread data would reset
-#: the connection, and the client would not see why.
-DRAIN_S = 1.0
+#: After an answer the server reads and drops data for so long (seconds), and so often, because closing with unread data
+#: would reset the connection, and the client would not see the answer.
+DRAIN_S, MOST_DRAINED = 1.0, 256
+#: Connections that are accepted without a rest: the first costs four times as much as the others.
+BATCH = 16
 #: Pause after accept(2) failed for want of descriptors or memory, and how long a connection gets to end, seconds.
 DEAF_S = 1.0
-#: Connections that are accepted without a rest where so many wait: the first costs four times as much as the others.
-BATCH = 16
-#: Threads that are kept for the next connections.
-_SPARE = 16
+_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: The line that refuses a client of another host.
 _NOT_FOR_OTHERS = "only for this machine; outrace run --expose-metrics opens it to other hosts and pods"
-_TOO_MANY = text(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait")
 
 
-@dataclass(eq=False, slots=True)
-class Connection:
-    """A client, as its thread sees it."""
+def is_own(sock: socket.socket) -> bool:
+    """Whether the client is on this machine: at a loopback address, or at the address it connected to, which the kernel
+    gives a connection to an own address. (A packet from outside with such a source is a martian.)
+    """
+    if sock.family == socket.AF_UNIX:
+        return True
+    names = sock.getpeername(), sock.getsockname()
+    peer, own = (str(name[0]).removeprefix("::ffff:") for name in names)
+    return peer == own or peer == "::1" or peer.startswith("127.")
 
-    sock: socket.socket
-    counted_s: float  # the CPU time of its thread that was paid for
-    since: float = field(default_factory=time.monotonic)  # seconds: when it last got or sent something
-    is_waiting: bool = False  # for a route of ours: it is not closed for a new one
-    unsent: int = 0  # bytes of an answer that it has not taken yet
-    inbox: bytearray = field(default_factory=bytearray)
 
-    def receive(self, first_s: float) -> Request | None:
-        """The next request, whose first byte comes within ``first_s``; None if there is none. Raises OSError (of time
-        too) and BadRequestError.
-        """
-        limit = time.monotonic() + (HEAD_S if self.inbox else first_s)
-        while (request := parse(self.inbox)) is None:
-            self.sock.settimeout(max(limit - time.monotonic(), 1e-6))
-            if not (data := self.sock.recv(MAX_HEAD - len(self.inbox))):
-                return None
-            if not self.inbox:
-                limit = time.monotonic() + HEAD_S  # its time begins with its first byte and does not begin anew
-            self.inbox += data
-        del self.inbox[: request.size]
-        return request
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
 
-    def drain(self) -> None:
-        """End it so that the client reads what it was sent. Raises OSError."""
-        self.sock.shutdown(socket.SHUT_WR)
-        limit = time.monotonic() + DRAIN_S
-        while (left_s := limit - time.monotonic()) > 0:
-            self.sock.settimeout(left_s)
-            if not self.sock.recv(MAX_HEAD):
+    server: Server
+    protocol_version = default_request_version = "HTTP/1.1"
+    server_version, sys_version = "outrace", ""
+    error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
+    rendered_s = 0.0  # CPU time that `Shared` paid for
+
+    def log_message(self, *_: object) -> None:
+        """Clients cause no lines."""
+
+    def handle(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        try:
+            self._serve()
+        finally:
+            self.server.budget.spend(self.server.cpu() - self.rendered_s)
+
+    def _serve(self) -> None:
+        """Raises OSError, of time too."""
+        head = b""
+        for data in self._received(HEAD_S):
+            head += data
+            if found := _END.search(head, 0, MAX_HEAD):
+                break
+            if len(head) >= MAX_HEAD:
+                self.requestline = self.request_version = self.command = ""
+                self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                return self._drain()
+        else:
+            return None
+        self.rfile = io.BytesIO(head[: found.end()])
+        self.raw_requestline = self.rfile.readline()
+        self.connection.settimeout(WRITE_S)
+        if self.parse_request():
+            if self.command in ("GET", "HEAD"):
+                self._send(self._response())
+            else:
+                self.send_error(HTTPStatus.NOT_IMPLEMENTED)
+        return self._drain()
+
+    def _received(self, seconds: float) -> Iterator[bytes]:
+        """What the client sends within that time. Raises OSError, of time too."""
+        limit = time.monotonic() + seconds
+        while True:
+            self.connection.settimeout(max(limit - time.monotonic(), 1e-6))
+            if not (data := self.connection.recv(MAX_HEAD)):
                 return
+            yield data
 
-    @property
-    def is_own(self) -> bool:
-        """Whether the client is on this machine: at a loopback address, or at the address it connected to, which the
-        kernel gives a connection to an own address. (A packet from outside with such a source is a martian.)
-        """
-        if self.sock.family == socket.AF_UNIX:
-            return True
-        names = self.sock.getpeername(), self.sock.getsockname()
-        peer, own = (str(name[0]).removeprefix("::ffff:") for name in names)
-        return peer == own or peer == "::1" or peer.startswith("127.")
+    def _drain(self) -> None:
+        """End the connection so that the client reads what it was sent."""
+        self.connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(TimeoutError):
+            for _, _ in zip(range(MOST_DRAINED), self._received(DRAIN_S), strict=False):
+                pass
+
+    def _response(self) -> Response:
+        server, path = self.server, self.path.partition("?")[0]
+        shared = server.routes.get(path)
+        if shared is None:
+            return text(HTTPStatus.NOT_FOUND, f"not here; try {' '.join(server.routes)}")
+        if shared.is_kept and not (server.exposed or is_own(self.connection)):
+            return text(HTTPStatus.FORBIDDEN, _NOT_FOR_OTHERS)
+        before = server.cpu()
+        server.mark(self.connection, is_closable=False)
+        response = shared.ask(path, self.headers.get("accept", ""))
+        server.mark(self.connection, is_closable=True)
+        if shared.is_kept:
+            self.rendered_s = server.cpu() - before
+        if response is None:
+            server.refused += 1
+            return text(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait")
+        return response
+
+    def _send(self, response: Response) -> None:
+        self.send_response(HTTPStatus(response.status))
+        for name, value in (
+            ("Content-Type", response.content_type),
+            ("Content-Length", str(len(response.body))),
+            ("Connection", "close"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(response.body)
 
 
-@dataclass(eq=False)
-class Server:
+class Server(ThreadingHTTPServer):
     """Serves on ``listener``, which it owns; ``on_error(message)`` is called when something failed that should not.
 
     Each path is answered by its `Shared`; those that are kept, unless ``exposed``, only to clients of this machine.
@@ -195,200 +158,109 @@ class Server:
     connections that were closed because all others waited; `cut` those closed for being slow, or to make room.
     """
 
-    listener: socket.socket
-    routes: Mapping[str, Shared]
-    on_error: Callable[[str], None]
-    exposed: bool = True
-    max_connections: int = MAX_CONNECTIONS
-    share: float = CLIENT_SHARE
-    cpu: Callable[[], float] = time.thread_time
-
-    def __post_init__(self) -> None:
-        self.listener.setblocking(False)
+    def __init__(
+        self,
+        listener: socket.socket,
+        routes: Mapping[str, Shared],
+        on_error: Callable[[str], None],
+        exposed: bool = True,
+        max_connections: int = MAX_CONNECTIONS,
+        share: float = CLIENT_SHARE,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        BaseServer.__init__(self, listener.getsockname(), Handler)  # TCPServer would make a socket of its own
+        self.socket, self.routes, self.on_error, self.exposed = listener, routes, on_error, exposed
+        listener.setblocking(True)  # the helper before may have left it otherwise
         self.refused = self.cut = 0
-        self._budget = Budget(self.share)
-        self._coming = select.poll()
-        self._coming.register(self.listener, select.POLLIN)
-        self._accepting, self._turn = threading.Lock(), threading.Lock()
-        self._resting = threading.Semaphore(MAX_WAITING)
-        self._accepted = 0  # connections, of a batch
-        self._idle = 0  # threads that accept, or wait to accept
-        self._open: set[Connection] = set()
-        self._changed = threading.Condition()  # of the two
+        self.budget, self.cpu = Budget(share), cpu
+        self._max_connections = max_connections
+        self._open: set[socket.socket] = set()
+        self._closable: dict[socket.socket, None] = {}  # of these, the oldest first: they wait for no answer of ours
+        self._changed = threading.Condition()
         self._ending = False
 
     def start(self) -> None:
         """Serve from threads of its own until the process ends, or until `close`."""
-        self._start_thread()
+        threading.Thread(target=self._run, name="http", daemon=True).start()
 
     def close(self) -> None:
         self._ending = True
-        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up that accepts
+        self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread up that accepts
         with self._changed:
-            for connection in self._open:
-                self._cut(connection)
-        with self._accepting:
-            self.listener.close()
+            for sock in list(self._closable):
+                self._cut(sock)
 
     @property
     def connections(self) -> int:
         return len(self._open)
 
-    # the threads
+    def mark(self, sock: socket.socket, is_closable: bool) -> None:
+        """Whether it may be closed for a new connection; it is the youngest of these then."""
+        with self._changed:
+            self._closable.pop(sock, None)
+            if is_closable:
+                self._closable[sock] = None
 
     def _run(self) -> None:
-        """Accept a connection, serve it, and so on: cheaper than a thread for each, and than to hand it on."""
-        counted_s = 0.0  # CPU time of this thread that was paid for; the rest is paid before it accepts or reads
-        while True:
-            with self._accepting:
-                used_s = self.cpu()
-                debt_s = self._budget.spend(used_s - counted_s)
-                self._accepted = (self._accepted + 1) % BATCH
-                if debt_s > 0 and not (self._accepted and self._coming.poll(0)):
-                    time.sleep(debt_s)  # clients wait in the kernel, which is cheap
-                    used_s = self.cpu()  # to wake up costs an emulated CPU more than a second of 1 % earns
-                if (sock := self._next()) is None:
-                    return
-                connection = Connection(sock, used_s)
-                with self._changed:
-                    self._open.add(connection)
-                    self._idle -= 1
-                    if self._idle == 0:
-                        self._start_thread()
-            self._serve(connection)
-            counted_s = connection.counted_s
-            with self._changed:
-                self._open.discard(connection)
-                sock.close()
-                self._changed.notify_all()
-                if self._idle > _SPARE:
-                    return
-                self._idle += 1
+        paid_s = 0.0  # CPU time of this thread
+        for number in count(1):
+            self.handle_request()
+            if self._ending:
+                break
+            debt_s = self.budget.spend(self.cpu() - paid_s)
+            if debt_s > 0 and number % BATCH == 0:
+                time.sleep(debt_s)  # clients wait in the kernel, which is cheap
+            paid_s = self.cpu()  # to wake up costs an emulated CPU more than a second of 1 % earns
+        self.server_close()
 
-    def _start_thread(self) -> None:
-        self._idle += 1
+    # called by `handle_request`, in this order; the last two by the thread of the connection
+
+    def get_request(self) -> tuple[socket.socket, Any]:
         try:
-            threading.Thread(target=self._run, name="http", daemon=True).start()
-        except RuntimeError:  # no thread can be started: the next connection waits for the end of this one
-            self._idle -= 1
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _WANT and not self._make_room():
+                self.on_error(f"accept: {error.strerror}")
+                time.sleep(DEAF_S)
+            raise
 
-    def _next(self) -> socket.socket | None:
-        """A new connection, and room for it; None at the end."""
-        while not self._ending:
-            self._coming.poll()  # accept(2) reports a want of descriptors even while no client connects
-            try:
-                sock, _address = self.listener.accept()
-            except (BlockingIOError, ConnectionError):
-                continue
-            except OSError as error:  # no descriptors, no memory
-                if not self._ending and not self._make_room():
-                    self.on_error(f"accept: {error.strerror}")
-                    time.sleep(DEAF_S)
-                continue
-            if len(self._open) < self.max_connections or self._make_room():
-                return sock
-            self.refused += 1
-            sock.close()
-        return None
+    def verify_request(self, _request: Any, _client_address: Any) -> bool:
+        """Whether there is room for it."""
+        found = len(self._open) < self._max_connections or self._make_room()
+        self.refused += not found
+        return found
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._open.add(request)
+        self.mark(request, is_closable=True)
+        super().process_request(request, client_address)
+
+    def handle_error(self, _request: Any, _client_address: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, TimeoutError):
+            self.cut += 1
+        elif not isinstance(error, OSError):  # the client closed the connection, as it may
+            self.on_error(f"{type(error).__name__}: {error}")
+
+    def close_request(self, request: Any) -> None:
+        super().close_request(request)
+        with self._changed:
+            self._open.discard(request)
+            self._closable.pop(request, None)
+            self._changed.notify_all()
 
     def _make_room(self) -> bool:
         """Close the connection that has been idle for longest; False if all wait for an answer of ours."""
         with self._changed:
-            closable = [one for one in self._open if not one.is_waiting]
-            oldest = min(closable, key=lambda one: one.since, default=None)
+            oldest = next(iter(self._closable), None)
             if oldest is None:
                 return False
             self._cut(oldest)
             return self._changed.wait_for(lambda: oldest not in self._open, DEAF_S)
 
-    def _cut(self, connection: Connection) -> None:
-        """Its thread sees at once that it has ended, unless a route is at work for it."""
+    def _cut(self, sock: socket.socket) -> None:
+        """Its thread sees at once that it has ended."""
         self.cut += 1
+        del self._closable[sock]
         with contextlib.suppress(OSError):  # it has ended by itself
-            connection.sock.shutdown(socket.SHUT_RDWR)
-
-    # one connection
-
-    def _serve(self, connection: Connection) -> None:
-        try:
-            self._answer_all(connection)
-        except TimeoutError:
-            self.cut += 1
-        except OSError:
-            pass  # the client closed the connection, as it may
-        except Exception as error:  # noqa: BLE001 - a thread must not end in silence
-            self.on_error(f"{type(error).__name__}: {error}")
-
-    def _answer_all(self, connection: Connection) -> None:
-        """The requests of a connection, one after the other. Raises OSError."""
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        if connection.sock.family != socket.AF_UNIX:
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        first_s, keep = HEAD_S, True
-        while keep:
-            try:
-                request = connection.receive(first_s)
-            except BadRequestError as bad:
-                self._send(connection, None, text(bad.status, bad.status.phrase))
-                connection.drain()
-                return
-            if request is None:
-                return
-            response = self._answer(connection, request)
-            # Out of CPU time the next request needs a connection: it waits to be accepted, which is cheap.
-            keep = request.keep and self._paid(connection)
-            self._send(connection, request._replace(keep=keep), response)
-            first_s, connection.since = IDLE_S, time.monotonic()
-        if connection.inbox:
-            connection.drain()
-
-    def _answer(self, connection: Connection, request: Request) -> Response:
-        shared = self.routes.get(request.path)
-        if shared is None:
-            return text(404, f"not here; try {' '.join(self.routes)}")
-        if shared.is_kept and not (self.exposed or connection.is_own):
-            return text(HTTPStatus.FORBIDDEN, _NOT_FOR_OTHERS)
-        connection.is_waiting = True
-        if shared.is_kept and not (self._paid(connection) or self._rest()):
-            response = None
-        else:
-            before = self.cpu()
-            response = shared.ask(request.path, request.accept)
-            if shared.is_kept:
-                connection.counted_s += self.cpu() - before  # renderings are paid for there
-        connection.is_waiting = False
-        if response is None:
-            self.refused += 1
-            return _TOO_MANY
-        return response
-
-    def _paid(self, connection: Connection) -> bool:
-        """Pay for what it has used; whether that is earned."""
-        used_s = self.cpu()
-        debt_s = self._budget.spend(used_s - connection.counted_s)
-        connection.counted_s = used_s
-        return debt_s <= 0
-
-    def _rest(self) -> bool:
-        """Wait in turn, until all that was used is earned; False if too many do."""
-        if not self._resting.acquire(blocking=False):
-            return False
-        with self._turn:
-            time.sleep(self._budget.spend(0.0))
-        self._resting.release()
-        return True
-
-    def _send(self, connection: Connection, request: Request | None, response: Response) -> None:
-        """Raises OSError, of time too."""
-        body = b"" if request is not None and request.method == "HEAD" else response.body
-        with self._changed:
-            connection.since, connection.unsent = time.monotonic(), len(body)
-            writing = sorted((one for one in self._open if one.unsent), key=lambda one: one.since)
-            while sum(one.unsent for one in writing) > MAX_UNSENT:
-                self._cut(writing.pop(0))
-        keep = request is not None and request.keep
-        first = head(response.status, response.content_type, len(response.body), keep, int(response is _TOO_MANY))
-        connection.sock.settimeout(WRITE_S)
-        connection.sock.sendall(first, socket.MSG_MORE if body else 0)
-        connection.sock.sendall(body)
-        connection.unsent = 0
+            sock.shutdown(socket.SHUT_RDWR)
