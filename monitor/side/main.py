@@ -364,7 +364,6 @@ def main() -> int:
     # Reading never waits (MSG_DONTWAIT). Sending may, but not for ever on a hot process that is stopped.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
     stats, listener = SharedStats(int(os.environ[STATS_FD])), socket.socket(fileno=config.listen_fd)
-    listener.setblocking(False)  # a client that hangs up between readiness and accept must not hold up the others
     # Both reach the whole process group or unit; the hot process ends first (Ctrl-C), or asks for a reload (SIGHUP).
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
