@@ -1,4 +1,4 @@
-"""Log lines: readable back, one line whatever is in them, entries of a real journald; and how many a pod can cause."""
+"""Log lines: readable back, one line whatever is in them, read by a real journald; and how many a pod can cause."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.side.export import log
-from monitor.side.export.log import BURST, INTERVAL_NS, Log, LogBudget, entry, format_line, under_journal, write_all
+from monitor.side.export.log import BURST, INTERVAL_NS, Log, LogBudget, format_line, under_journal, write_all
 from tests.live import environment
 from tests.log_lines import LogLines
 
@@ -153,12 +153,12 @@ mount -t tmpfs none /run
 mkdir -p /run/systemd/journal /run/log/journal
 "$1" >/dev/null 2>&1 & journald=$!
 trap 'kill $journald' EXIT
-until [ -S /run/systemd/journal/socket ] && [ -S /run/systemd/journal/stdout ]; do sleep 0.02; done
+until [ -S /run/systemd/journal/stdout ]; do sleep 0.02; done
 "$2" -c "$3"
 journalctl --directory /run/log/journal --sync >/dev/null 2>&1 || true
 for i in $(seq 1000); do
   journalctl -D /run/log/journal -o json --all --no-pager SYSLOG_IDENTIFIER=outrace >"$4" 2>/dev/null || true
-  [ "$(wc -l <"$4")" -ge 3 ] && break
+  [ "$(wc -l <"$4")" -ge 2 ] && break
   sleep 0.05
 done
 """
@@ -172,26 +172,14 @@ stream.sendall(b"outrace\\n\\n6\\n1\\n0\\n0\\n0\\n")
 status = os.fstat(stream.fileno())
 os.environ["JOURNAL_STREAM"] = f"{status.st_dev}:{status.st_ino}"
 log = Log("json", fd=stream.fileno())
-assert log._native is not None
 log.warning("incident", verdict="own_limit", flags=["global"], margin_bytes=-5, id="i1")
 log.error("two\\nlines", problem="a\\nb")
-log.info("large", steps="x" * 3_000_000)
 """
-
-
-def test_fields_are_named_as_journald_wants_them() -> None:
-    data = entry("shown", 4, "msg", {"margin_ms": 1.5, "a-b x": None, "MESSAGE": "own", "two": "a\nb"})
-    lines = data.split(b"\n")
-    assert lines[:3] == [b"MESSAGE=shown", b"PRIORITY=4", b"SYSLOG_IDENTIFIER=outrace"]
-    assert b"OUTRACE_MARGIN_MS=1.5" in lines
-    assert b"OUTRACE_A_B_X=null" in lines
-    assert b"OUTRACE_MESSAGE=own" in lines  # no field can pretend to be the journal's own
-    assert b"OUTRACE_TWO\n\x03\x00\x00\x00\x00\x00\x00\x00a\nb\n" in data
 
 
 @pytest.mark.kernel
 @pytest.mark.once
-def test_a_real_journald_finds_a_verdict(tmp_path: Path) -> None:
+def test_a_real_journald_has_each_line_with_its_priority(tmp_path: Path) -> None:
     if not JOURNALD.exists() or shutil.which("journalctl") is None or os.geteuid() != 0:
         pytest.skip("needs systemd-journald, journalctl and root: apt-get install systemd")
     out = tmp_path / "entries"
@@ -201,10 +189,10 @@ def test_a_real_journald_finds_a_verdict(tmp_path: Path) -> None:
         check=True,
         timeout=240,
     )
-    found = {made["OUTRACE_MSG"]: made for made in map(json.loads, out.read_text().splitlines())}
-    incident = found["incident"]
-    assert (incident["OUTRACE_VERDICT"], incident["PRIORITY"]) == ("own_limit", "4")
-    assert incident["OUTRACE_MARGIN_BYTES"] == "-5"
-    assert incident["MESSAGE"].startswith("incident verdict=own_limit")
-    assert found["two\nlines"]["OUTRACE_PROBLEM"] == "a\nb"
-    assert len(found["large"]["OUTRACE_STEPS"]) == 3_000_000
+    entries = [json.loads(line) for line in out.read_text().splitlines()]
+    found = [(entry["PRIORITY"], json.loads(entry["MESSAGE"])) for entry in entries]
+    incident = {"verdict": "own_limit", "flags": ["global"], "margin_bytes": -5, "id": "i1"}
+    assert found == [
+        ("4", {"level": "warning", "msg": "incident", **incident}),
+        ("3", {"level": "error", "msg": "two\nlines", "problem": "a\nb"}),
+    ]

@@ -1,20 +1,14 @@
 """The log: one line per event on stderr, logfmt or JSON, never waited for by its writer.
 
 Fields are the event's own data (bytes, nanoseconds), so a line can be read by a person and by a program. Under
-systemd every field becomes one of the journal's entry, so that ``journalctl OUTRACE_VERDICT=oom_during_grace`` finds it
-(systemd's "Native Journal Protocol"); where that socket is not there, a line begins with its ``<priority>``, which
-journald takes off again (sd-daemon(3)).
+systemd a line begins with its ``<priority>``, which journald takes off again (sd-daemon(3)).
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import select
-import socket
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -106,58 +100,6 @@ class LogBudget:
             )
 
 
-SOCKET = "/run/systemd/journal/socket"
-_NAME = re.compile("[^A-Z0-9_]")
-#: journald takes names of up to 64 characters.
-_LONGEST_NAME = 64
-
-
-def entry(text: str, priority: int, message: str, fields: Mapping[str, Any]) -> bytes:
-    """One entry: ``text`` is what `journalctl` shows, ``message`` and ``fields`` are `OUTRACE_MSG`, `OUTRACE_NAME`."""
-    named: dict[str, str] = {"MESSAGE": text, "PRIORITY": str(priority), "SYSLOG_IDENTIFIER": "outrace"}
-    for key, value in {"msg": message, **fields}.items():
-        name = ("OUTRACE_" + _NAME.sub("_", key.upper()))[:_LONGEST_NAME]
-        named[name] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), default=str)
-    return b"".join(_field(name, value.encode(errors="backslashreplace")) for name, value in named.items())
-
-
-def _field(name: str, value: bytes) -> bytes:
-    if b"\n" in value:
-        return name.encode() + b"\n" + struct.pack("<Q", len(value)) + value + b"\n"
-    return name.encode() + b"=" + value + b"\n"
-
-
-class Journal:
-    """The socket of journald. `send` raises OSError when it is not there."""
-
-    def __init__(self, path: str = SOCKET) -> None:
-        self._path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-
-    def send(self, data: bytes) -> None:
-        """Send one entry; one too large for a datagram in a sealed file, as the protocol requires."""
-        try:
-            self._socket.sendto(data, self._path)
-        except OSError as error:
-            if error.errno not in (errno.EMSGSIZE, errno.ENOBUFS):
-                raise
-            self._send_file(data)
-
-    def _send_file(self, data: bytes) -> None:
-        import fcntl
-
-        fd = os.memfd_create("outrace-journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            while data:
-                data = data[os.write(fd, data) :]
-            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("@i", fd))]
-            self._socket.sendmsg([b""], rights, 0, self._path)
-        finally:
-            os.close(fd)
-
-
 #: syslog priorities
 PRIORITIES: Mapping[str, int] = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 
@@ -223,7 +165,6 @@ class Log:
         self.fd = fd
         self.worker = worker
         self._journal = under_journal(fd)
-        self._native = Journal() if self._journal and os.path.exists(SOCKET) else None
         self.budget = LogBudget(self)  # of the main thread, for lines that a pod can cause any number of
 
     @property
@@ -234,21 +175,15 @@ class Log:
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
         """Log one event; fields keep their order. A line that cannot be written is counted by the worker as dropped."""
         now = time.time()
-        if self.worker is None:
-            self._write(level, message, fields, now)
-        else:
-            self.worker.submit(lambda: self._write(level, message, fields, now))
 
-    def _write(self, level: str, message: str, fields: Mapping[str, Any], now: float) -> None:
-        if self._native is not None:
-            shown = " ".join([message, *(f"{key}={_quote(value)}" for key, value in fields.items())])
-            try:
-                self._native.send(entry(shown, PRIORITIES.get(level, 6), message, fields))
-                return
-            except OSError:
-                pass  # journald is being restarted: its stream takes the line
-        line = format_line(level, message, fields, style=self.style, now=now, journal=self._journal)
-        write_all(self.fd, line.encode(errors="backslashreplace") + b"\n")
+        def write() -> None:
+            line = format_line(level, message, fields, style=self.style, now=now, journal=self._journal)
+            write_all(self.fd, line.encode(errors="backslashreplace") + b"\n")
+
+        if self.worker is None:
+            write()
+        else:
+            self.worker.submit(write)
 
     def info(self, message: str, /, **fields: Any) -> None:
         self("info", message, **fields)
