@@ -213,7 +213,7 @@ def test_rfc3339_keeps_the_moment(seconds: float) -> None:
     from datetime import datetime
 
     text = rfc3339(seconds)
-    assert len(text) == len("2026-01-31T12:00:00.123456789Z")
+    assert len(text) == len("2026-01-31T12:00:00.123456Z")
     whole = datetime.fromisoformat(text[:19] + "+00:00").timestamp()
     assert whole + float("0" + text[19:-1]) == pytest.approx(seconds, abs=1e-6)
 
@@ -224,9 +224,9 @@ def test_what_alertmanager_is_sent() -> None:
     assert firing == {
         "labels": {"alertname": "A", "source": "push", "node": "n"},
         "annotations": {"summary": "s"},
-        "startsAt": "1970-01-01T00:00:01.500000000Z",
+        "startsAt": "1970-01-01T00:00:01.500000Z",
     }
-    assert resolved == {**firing, "endsAt": "1970-01-01T00:00:09.000000000Z"}
+    assert resolved == {**firing, "endsAt": "1970-01-01T00:00:09.000000Z"}
 
 
 def test_any_text_can_be_sent() -> None:

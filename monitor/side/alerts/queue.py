@@ -10,9 +10,9 @@ raised while it was down is kept firing for a while after it got through (`Outbo
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import NamedTuple
 
 from monitor.side.alerts.rules import HOLD_S, Alert
@@ -26,9 +26,9 @@ MAX_ACTIVE = 1000
 
 
 class Change(NamedTuple):
-    """Something to be delivered. ``seq`` is unique within the outbox, and grows."""
+    """Something to be delivered. ``key``: by which it waits in the outbox; None: it does not, it is a repetition."""
 
-    seq: int
+    key: Hashable
     status: str
     alert: Alert
 
@@ -41,10 +41,14 @@ class Change(NamedTuple):
 @dataclass(slots=True)
 class _Active:
     alert: Alert  # as it was raised last
-    hold_s: float | None  # of an event that is a point in time; None: it lasts until it is resolved
-    ends_at: float | None
-    acked_at: float | None = None  # when the receiver acknowledged it
+    ends_at: float | None  # when it is over; None: not known yet
     occurrences: int = 1
+    acked_at: float | None = None  # when the receiver acknowledged it
+
+    @property
+    def lasts(self) -> bool:
+        """It lasts until it is resolved. (Else it was a point in time, and has its end from the start.)"""
+        return self.alert.ends_at is None
 
     def shown(self) -> Alert:
         """With what the receiver wants to know of repetitions."""
@@ -63,9 +67,9 @@ class Outbox:
     def __init__(self, every: bool) -> None:
         self.every = every
         self.dropped = 0
-        self._seq = 0
-        self._active: OrderedDict[str, _Active] = OrderedDict()
-        self._pending: OrderedDict[int, Change] = OrderedDict()
+        self._numbers = count()
+        self._active: dict[str, _Active] = {}  # by fingerprint
+        self._pending: dict[Hashable, Change] = {}  # by number, of Alertmanager by fingerprint: the last of each
 
     @property
     def waiting(self) -> int:
@@ -78,8 +82,8 @@ class Outbox:
 
     # what happens
 
-    def fire(self, alert: Alert) -> bool:
-        """Raise an alert; False if it need not be delivered again.
+    def fire(self, alert: Alert) -> None:
+        """Raise an alert.
 
         An alert that is firing already and lasts only gets the new annotations, and an end announced by `end_others` is
         cancelled. An alert with an end of its own lasts longer where its end is now later, and fires again when it
@@ -87,120 +91,98 @@ class Outbox:
         """
         key = alert.fingerprint
         entry = self._active.get(key)
-        if entry is not None and (due := self.due(key)) is not None and due <= alert.starts_at:
-            self._settle(key, due)  # it was over before this one began, and no `tick` had resolved it yet
+        if entry is not None and (due := self._due(entry)) is not None and due <= alert.starts_at:
+            self._settle(entry, due)  # it was over before this one began, and no `tick` had resolved it yet
             entry = None
-        if entry is None:
-            entry = _Active(alert, _hold_s(alert), alert.ends_at)
-        elif alert.ends_at is None and entry.hold_s is None:
-            entry.alert = replace(alert, starts_at=entry.alert.starts_at)
-            entry.ends_at = None
-            return False
-        elif alert.ends_at is not None and alert.starts_at == entry.alert.starts_at:
+        if entry is not None and entry.lasts and alert.ends_at is None:
+            entry.alert, entry.ends_at = replace(alert, starts_at=entry.alert.starts_at), None
+            return
+        if entry is not None and alert.ends_at is not None and alert.starts_at == entry.alert.starts_at:
             # The same trouble, of which more is known: the alert lasts as long as the trouble.
-            known = entry.ends_at if entry.hold_s is not None else None
-            if known is not None and alert.ends_at > known:
-                entry.alert, entry.ends_at, entry.hold_s = alert, alert.ends_at, _hold_s(alert)
-            return False
-        else:
-            entry = _Active(alert, _hold_s(alert), alert.ends_at, None, entry.occurrences + 1)
+            if not entry.lasts and alert.ends_at > (entry.ends_at or 0.0):
+                entry.alert, entry.ends_at = alert, alert.ends_at
+            return
         self._active.pop(key, None)
-        self._active[key] = entry
-        self._push(FIRING, entry.shown())
+        made = self._active[key] = _Active(alert, alert.ends_at, entry.occurrences + 1 if entry is not None else 1)
+        self._push(FIRING, made.shown())
         while len(self._active) > MAX_ACTIVE:
             # Alerts of pods before those of the node: a user makes any number of units.
             del self._active[min(self._active, key=lambda one: not self._active[one].alert.labels.get("pod"))]
             self.dropped += 1
-        return True
 
     def end_others(self, keys: Collection[str], when: float) -> bool:
         """What lasts, and has none of these fingerprints, is over at ``when``, also in the future. Whether any is."""
-        found = [one for key, one in self._active.items() if key not in keys and one.hold_s is None]
+        found = [one for key, one in self._active.items() if key not in keys and one.lasts]
         for entry in found:
             end = max(when, entry.alert.starts_at)  # a clock that was set back; Alertmanager refuses the opposite
             entry.ends_at = end if entry.ends_at is None else min(end, entry.ends_at)
         return bool(found)
 
-    def due(self, key: str) -> float | None:
+    def _due(self, entry: _Active) -> float | None:
         """When the alert is to be reported as resolved; None: not known yet."""
-        entry = self._active[key]
-        if entry.ends_at is None:
-            return None
-        if self.every:
+        if self.every or entry.ends_at is None:
             return entry.ends_at
         if entry.acked_at is None:
             return None
-        if entry.hold_s is not None:
-            return entry.acked_at + entry.hold_s
+        if not entry.lasts:
+            return entry.acked_at + max(0.0, entry.ends_at - entry.alert.starts_at)
         # It was over before it was delivered: Alertmanager notifies only of what is firing for a while.
         return entry.ends_at if entry.acked_at <= entry.ends_at else entry.acked_at + HOLD_S
 
     def tick(self, now: float) -> float | None:
         """Resolve what is over at ``now``; returns when something is due next."""
-        upcoming: float | None = None
-        for key in list(self._active):
-            due = self.due(key)
-            if due is None:
-                continue
-            if due <= now:
-                self._settle(key, due)
-            elif upcoming is None or due < upcoming:
-                upcoming = due
-        return upcoming
+        upcoming = []
+        for entry in list(self._active.values()):
+            due = self._due(entry)
+            if due is not None and due <= now:
+                self._settle(entry, due)
+            elif due is not None:
+                upcoming.append(due)
+        return min(upcoming, default=None)
 
     def batch(self, limit: int) -> list[Change]:
         """What to send next: for a webhook the oldest change, for Alertmanager the last of each of ``limit`` alerts."""
-        if self.every:
-            return list(self._pending.values())[:1]
-        latest: dict[str, Change] = {}
-        for change in self._pending.values():
-            key = change.alert.fingerprint
-            if key in latest or len(latest) < limit:
-                latest[key] = change
-        return list(latest.values())
+        return list(islice(self._pending.values(), 1 if self.every else limit))
 
     def repeats(self) -> list[Change]:
-        """All that is firing, to be sent again (``seq`` 0). Also what never got through because it was dropped."""
-        return [Change(0, FIRING, entry.shown()) for entry in self._active.values()]
+        """All that is firing, to be sent again (``key`` None). Also what never got through because it was dropped."""
+        return [Change(None, FIRING, entry.shown()) for entry in self._active.values()]
 
     def ack(self, changes: Iterable[Change], now: float) -> None:
-        """The receiver acknowledged these changes; for Alertmanager each replaces the earlier ones of its alert."""
+        """The receiver acknowledged these changes."""
         for change in changes:
-            key = change.alert.fingerprint
-            waited = self._pending.pop(change.seq, None) is not None
-            if waited and not self.every:
-                for seq in [n for n, each in self._pending.items() if n < change.seq and each.alert.fingerprint == key]:
-                    del self._pending[seq]
-            entry = self._active.get(key) if change.status == FIRING else None
+            self._remove(change)
+            entry = self._active.get(change.alert.fingerprint) if change.status == FIRING else None
             if entry is not None and entry.acked_at is None and entry.alert.starts_at == change.alert.starts_at:
                 entry.acked_at = now
 
     def refuse(self, change: Change) -> None:
         """The receiver refuses this change for ever: drop and count it, and forget the alert that it raised."""
-        if self._pending.pop(change.seq, None) is not None:
-            self.dropped += 1
+        self.dropped += self._remove(change)
         if change.status == FIRING:
             self._active.pop(change.alert.fingerprint, None)
 
-    def _settle(self, key: str, due: float) -> None:
-        """The alert is over and reported as such, with ``due`` as its end where it was not known before."""
-        entry = self._active.pop(key)
-        # The true end, where the alert was delivered while it lasted; the end that was delivered, where not.
-        ends_at = entry.ends_at if entry.ends_at is not None and entry.hold_s is None else due
-        self._push(RESOLVED, replace(entry.shown(), ends_at=ends_at))
+    def _remove(self, change: Change) -> bool:
+        """False if it waits no more: a newer one has its place."""
+        found = self._pending.get(change.key) is change
+        if found:
+            del self._pending[change.key]
+        return found
+
+    def _settle(self, entry: _Active, due: float) -> None:
+        """The alert is over and reported as such, an event with ``due`` as its end."""
+        del self._active[entry.alert.fingerprint]
+        self._push(RESOLVED, replace(entry.shown(), ends_at=entry.ends_at if entry.lasts else due))
 
     def _push(self, status: str, alert: Alert) -> None:
-        self._seq += 1
-        self._pending[self._seq] = Change(self._seq, status, alert)
+        key = next(self._numbers) if self.every else alert.fingerprint
+        self._pending.pop(key, None)
+        self._pending[key] = Change(key, status, alert)
         while len(self._pending) > MAX_WAITING:
             del self._pending[min(self._pending, key=self._worth)]
             self.dropped += 1
 
-    def _worth(self, seq: int) -> tuple[bool, bool, int]:
-        """The change with the smallest value is dropped first."""
-        change = self._pending[seq]
-        return not change.alert.labels.get("pod"), change.status != RESOLVED, seq
-
-
-def _hold_s(alert: Alert) -> float | None:
-    return None if alert.ends_at is None else max(0.0, alert.ends_at - alert.starts_at)
+    def _worth(self, key: Hashable) -> tuple[bool, bool]:
+        """The change with the smallest value is dropped first, of several the oldest."""
+        change = self._pending[key]
+        return not change.alert.labels.get("pod"), change.status != RESOLVED

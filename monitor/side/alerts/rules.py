@@ -87,11 +87,8 @@ class Alert:
 
 
 def rfc3339(seconds: float) -> str:
-    """Unix seconds as RFC 3339 in UTC with nanoseconds: ``2026-01-31T12:00:00.123456789Z``."""
-    whole = int(seconds)
-    # The whole number times 1e9 is off by up to 128 ns as a float: of 0.25 it would make 0.249999872.
-    nanoseconds = min(round((seconds - whole) * 1e9), 999_999_999)
-    return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{nanoseconds:09d}Z"
+    """Unix seconds as RFC 3339 in UTC: ``2026-01-31T12:00:00.123456Z``."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def runbook(name: str) -> str:
@@ -218,17 +215,11 @@ def alerts_for_state(
 ) -> list[Alert]:
     """Every alert that holds at ``now`` (Unix seconds): give all of it to `AlertSender.update`.
 
-    * ``met``: the thresholds that are met, ``{"signal", "kind": "hard"|"soft"}`` each; further keys (numbers) become
-      annotations.
-    * ``braked``: while evictions are suspended because they would not help; its ``reason`` and ``signal`` become
-      labels, the rest annotations. None while they are not.
-    * ``mismatch``: while the kernel's likely victim is not the policy's first; its keys (``kernel``, ``policy``,
-      ``reason``) become annotations. None while they agree.
-    * ``oom_ahead``: domain -> the forecast of its OOM kill; a forecast without a time gives no alert.
-    * ``lost``: where -> how many events were lost there since the last call (not the total).
-    * ``held``: pods that are held (`monitor.side.holds.Holds.shown`).
-    * ``not_ready``: why decisions cannot be made, "" when they can; ``not_ready_s``: for how many seconds that has been
-      so.
+    ``met``: the thresholds that are met: ``signal``, ``kind``, and numbers. ``braked``: why evictions are suspended
+    (``reason``, ``signal``, and numbers). ``mismatch``: the kernel's likely victim, where it is not the policy's
+    (``kernel``, ``policy``, ``reason``). ``oom_ahead``: domain -> the forecast of its OOM kill. ``lost``: where -> how
+    many events were lost there since the last call. ``not_ready``: why decisions cannot be made, "" when they can, for
+    ``not_ready_s`` seconds. ``held``: pods that are held (`monitor.side.holds.Holds.shown`).
     """
     found = [*_of_pressure(node, met, braked, mismatch), *_of_forecasts(node, oom_ahead or {})]
     for where, n in (lost or {}).items():

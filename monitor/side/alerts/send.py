@@ -4,14 +4,14 @@ Raising an alert only puts it into memory: a receiver that hangs or is dead dela
 What waits when this process ends is lost after one more try: the rules of Prometheus make the same alert of the scraped
 metrics. An alert is sent at once, and again until the receiver acknowledges it: after 0.1 s, doubling to 30 s.
 
-A post is bounded in time and in bytes, follows no redirect and uses no proxy. http.client is imported with the first
-post; ssl is set up (2 MB) only for https.
+A post is bounded in time and in bytes, follows no redirect and uses no proxy. ssl is set up (2 MB) only for https.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import random
 import socket
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from monitor import __version__
@@ -31,15 +31,14 @@ from monitor.side.alerts.queue import RESOLVED, Change, Outbox
 from monitor.side.alerts.rules import Alert, rfc3339
 from monitor.side.export.log import Log
 
-if TYPE_CHECKING:
-    from http.client import HTTPConnection
-
 #: Seconds for connecting, and for every single read or write.
 IO_TIMEOUT_S = 5.0
 #: Seconds after which a post is cut off, even while the receiver still sends small pieces.
 TOTAL_TIMEOUT_S = 15.0
 #: Bytes of an answer that are read.
 MAX_ANSWER = 16 << 10
+#: The receiver refuses the content, and will the next time. (404 and the like may be corrected by an operator.)
+_REFUSED = (400, 413, 422)
 
 
 def address(url: str) -> str:
@@ -50,33 +49,12 @@ def address(url: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Answer(NamedTuple):
-    """``status`` of HTTP, and the beginning of the body as text."""
-
-    status: int
-    text: str
-
-    @property
-    def ok(self) -> bool:
-        return 200 <= self.status < 300
-
-    @property
-    def final(self) -> bool:
-        """Whether the answer will be the same next time: the receiver refuses the content.
-
-        404 and the like are not: an operator may be correcting just that.
-        """
-        return self.status in (400, 413, 422)
-
-
 class PostError(Exception):
     """No answer: the text says why."""
 
 
-def post(url: str, body: bytes, user_agent: str) -> Answer:
-    """POST JSON and read the answer. Raises PostError."""
-    import http.client
-
+def post(url: str, body: bytes) -> tuple[int, str]:
+    """POST JSON; the status, and the beginning of the answer as text. Raises PostError."""
     parts = urlsplit(url)
     assert parts.hostname
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -86,7 +64,7 @@ def post(url: str, body: bytes, user_agent: str) -> Answer:
     try:
         connection.connect()
         cut.start()
-        headers = {"Content-Type": "application/json", "User-Agent": user_agent, "Connection": "close"}
+        headers = {"Content-Type": "application/json", "User-Agent": f"outrace/{__version__}", "Connection": "close"}
         if parts.username is not None:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
             headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
@@ -100,10 +78,10 @@ def post(url: str, body: bytes, user_agent: str) -> Answer:
     finally:
         cut.cancel()
         connection.close()
-    return Answer(answer.status, text)
+    return answer.status, text
 
 
-def _cut(connection: HTTPConnection) -> None:
+def _cut(connection: http.client.HTTPConnection) -> None:
     sock = connection.sock
     if sock is not None:
         with contextlib.suppress(OSError):  # it was just closed
@@ -114,15 +92,11 @@ def _cut(connection: HTTPConnection) -> None:
 #: try again at the same moment.
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 30.0
-#: A new alert is tried at once also while the receiver is failing, but not more often than this.
-_EAGER_S = 1.0
 #: Alerts in one post to Alertmanager.
 _BATCH = 64
 #: The longest a thread sleeps: after that it looks whether the clock was set.
 _LONGEST_WAIT_S = 60.0
 _ANSWER_SHOWN = 200
-
-_USER_AGENT = f"outrace/{__version__}"
 
 
 def alertmanager_body(changes: Sequence[Change]) -> bytes:
@@ -180,9 +154,7 @@ class Receiver(threading.Thread):
         self._changed = threading.Condition()
         self._closing = False
         self._pause_s = 0.0  # before the next try; 0: the last one went well
-        self._tried = -_EAGER_S  # monotonic seconds, like the next two
-        self._retry_at = 0.0
-        self._repeat_at = 0.0
+        self._retry_at = self._repeat_at = 0.0  # monotonic seconds
         self._problem = ""
 
     # for the threads that raise alerts: memory only
@@ -191,8 +163,7 @@ class Receiver(threading.Thread):
         with self._changed:
             if not self._outbox.firing:
                 self._repeat_at = time.monotonic() + self._resend_s
-            if self._outbox.fire(alert):
-                self._retry_at = min(self._retry_at, self._tried + _EAGER_S)
+            self._outbox.fire(alert)
             self._changed.notify()
 
     def end_others(self, keys: Collection[str], when: float) -> None:
@@ -232,7 +203,7 @@ class Receiver(threading.Thread):
     def _batch(self) -> list[Change]:
         """What to send now; nothing while the last failure is too young."""
         now = time.monotonic()
-        if self._pause_s and now < self._retry_at:
+        if now < self._retry_at:
             return []
         batch = self._outbox.batch(_BATCH)
         if not batch and not self._webhook and now >= self._repeat_at and not self._closing:
@@ -248,7 +219,7 @@ class Receiver(threading.Thread):
         if self._outbox.waiting:
             waits.append(self._retry_at - now)
         elif not self._webhook and self._outbox.firing:
-            waits.append(max(self._retry_at if self._pause_s else 0.0, self._repeat_at) - now)
+            waits.append(max(self._retry_at, self._repeat_at) - now)
         return max(0.0, min(waits))
 
     def _send(self, batch: Sequence[Change]) -> None:
@@ -256,26 +227,25 @@ class Receiver(threading.Thread):
         for start in range(0, len(batch), _BATCH):
             if not self._post(batch[start : start + _BATCH]):
                 return
-        if not batch[0].seq:
+        if batch[0].key is None:
             self._repeat_at = time.monotonic() + self._resend_s
 
     def _post(self, changes: Sequence[Change]) -> bool:
         """Whether the receiver acknowledged this part, or refused it for ever; False: it is to be sent again."""
-        self._tried = time.monotonic()
         body = webhook_body(changes[0], self._node) if self._webhook else alertmanager_body(changes)
         try:
-            answer = post(self._url, body, _USER_AGENT)
+            status, text = post(self._url, body)
         except PostError as error:
             return self._failed(str(error))
-        if answer.ok:
+        if 200 <= status < 300:
             self._succeeded(changes)
             return True
-        shown = " ".join(answer.text.split())[:_ANSWER_SHOWN]
-        problem = f"HTTP {answer.status} {shown}".rstrip()
-        if answer.final and len(changes) > 1:
+        shown = " ".join(text.split())[:_ANSWER_SHOWN]
+        problem = f"HTTP {status} {shown}".rstrip()
+        if status in _REFUSED and len(changes) > 1:
             # The receiver refuses one of them. It may have accepted the others, and accepts them a second time.
             return all(self._post([change]) for change in changes)
-        if answer.final:
+        if status in _REFUSED:
             self.counters["failed"] += 1
             with self._changed:
                 self._outbox.refuse(changes[0])
@@ -283,17 +253,17 @@ class Receiver(threading.Thread):
                 "an alert was refused and is given up", receiver=self.name, alert=changes[0].alert.name, problem=problem
             )
             return True
-        if 300 <= answer.status < 400:
+        if 300 <= status < 400:
             problem += " (redirects are not followed: configure the address it points to)"
         return self._failed(problem)
 
     def _succeeded(self, changes: Sequence[Change]) -> None:
-        self.counters["sent"] += sum(change.seq > 0 for change in changes)
+        self.counters["sent"] += sum(change.key is not None for change in changes)
         with self._changed:
             self._outbox.ack(changes, time.time())
         if self._problem:
             self._log.info("alerts are delivered again", receiver=self.name)
-        self._pause_s, self._problem = 0.0, ""
+        self._pause_s, self._retry_at, self._problem = 0.0, 0.0, ""
 
     def _failed(self, problem: str) -> bool:
         self.counters["failed"] += 1
