@@ -20,7 +20,7 @@ from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
 from monitor.kernel import loader, python
 from monitor.lab.child import PATIENCE_S, until
 from monitor.lab.node import LabNode
-from monitor.side.export.route import FRESH_S
+from monitor.side.export.http import FRESH_S
 
 Record = dict[str, Any]
 #: Key of a record that arrived when its process had been followed by another.

@@ -34,9 +34,8 @@ from monitor.link.daemon_socket import (
     opened,
 )
 from monitor.pods.model import FoundPod
-from monitor.side.export.http import Server
+from monitor.side.export.http import FRESH_S, RENDER_SHARE, Response, Route, Server, Shared, text
 from monitor.side.export.log import Log
-from monitor.side.export.route import FRESH_S, RENDER_SHARE, Response, Route, Shared, text
 from monitor.side.health import Health
 from monitor.side.node_state import Figures, NodeState
 from monitor.side.reload import Reloader

@@ -9,8 +9,7 @@ from pathlib import Path
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from monitor.side.export.http import Server
-from monitor.side.export.route import Response, Shared
+from monitor.side.export.http import Response, Server, Shared
 from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, process, sender
 from tests.alerts.test_alertmanager_live import pressure
 from tests.live import until

@@ -20,7 +20,7 @@ from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, Decision, HotMessage, Oom, State
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
-from monitor.side.export.route import FRESH_S
+from monitor.side.export.http import FRESH_S
 from tests import live
 
 #: Far longer than anything takes; only a hang reaches it.

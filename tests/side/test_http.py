@@ -16,9 +16,17 @@ from typing import Self
 import pytest
 
 from monitor.side.export import http as http_server
-from monitor.side.export import route
-from monitor.side.export.http import MAX_CONNECTIONS, Server
-from monitor.side.export.route import BURST_S, MAX_WAITING, OPENMETRICS, Response, Route, Shared, text
+from monitor.side.export.http import (
+    BURST_S,
+    MAX_CONNECTIONS,
+    MAX_WAITING,
+    OPENMETRICS,
+    Response,
+    Route,
+    Server,
+    Shared,
+    text,
+)
 from tests import live
 
 TIMEOUT_S = 60.0
@@ -280,7 +288,7 @@ def get(connection: http.client.HTTPConnection, path: str, accept: str = "") -> 
 
 
 def test_out_of_cpu_time_the_next_connection_waits(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(route, "LONGEST_S", 3600.0)
+    monkeypatch.setattr(http_server, "LONGEST_S", 3600.0)
     monkeypatch.setattr(http_server, "BATCH", 1)
     assert get(running.connect(), "/spends") == (200, "spent\n")
     live.until(lambda: running.server.connections == 0, "it to be paid for")
@@ -296,7 +304,7 @@ def test_a_cpu_that_takes_longer_to_wake_up_than_that_earns_answers_all_the_same
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As an emulated one does: 5 to 15 ms, of the 10 ms that it has earned in the second before."""
-    monkeypatch.setattr(route, "LONGEST_S", 0.01)
+    monkeypatch.setattr(http_server, "LONGEST_S", 0.01)
     looks = itertools.count(1)
     with Running(cpu=lambda: next(looks) * 2 * BURST_S) as running:
         for path in ("/good", "/kept", "/good"):

@@ -6,7 +6,7 @@ import pytest
 
 from monitor.side.endpoints import CPU_SHARE
 from monitor.side.export import http
-from monitor.side.export.route import (
+from monitor.side.export.http import (
     BURST_S,
     CLIENT_SHARE,
     FRESH_S,

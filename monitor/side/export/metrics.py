@@ -33,9 +33,9 @@ from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, 
 from monitor.policy.suspension import REASONS
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.families import counter, gauge, histogram
+from monitor.side.export.http import Response
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.export.race_metrics import race_metrics
-from monitor.side.export.route import Response
 from monitor.side.health import Health
 from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState
