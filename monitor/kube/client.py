@@ -19,7 +19,7 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.kube.decode import MAX_OBJECT, ItemDecoder, Object, WatchEvent, events, parse_object
 from monitor.kube.errors import InvalidResponse, ResourceExpired, TimedOut
 from monitor.kube.resources import PODS, Resource, with_query
-from monitor.kube.transport import Request, Transport
+from monitor.kube.transport import Transport
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class ApiClient:
         timeout_s: float = TIMEOUT_S,
         connect_s: float = 5.0,
     ) -> None:
-        self.transport = Transport(config, stop or threading.Event(), connect_s)
+        self.transport = Transport(config, stop, connect_s)
         self._timeout_s = timeout_s
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class ApiClient:
             decoder = ItemDecoder(what)
             target = with_query(resource.path(namespace), query)
             try:
-                with self.transport.ask(Request("GET", target), what, rule, timeout_s) as answer:
+                with self.transport.ask("GET", target, what, rule, timeout_s) as answer:
                     found = map(decode, decoder.items(answer.chunks()))
                     items += [one for one in found if one is not None]
             except ResourceExpired:
@@ -151,8 +151,8 @@ class ApiClient:
                 "timeoutSeconds": max(1, int(watch_s)),
             },
         )
-        request, total_s = Request("GET", target), watch_s + silence_s
-        with self.transport.ask(request, what, rule, total_s, silence_s, head_s=self._timeout_s) as answer:
+        times = watch_s + silence_s, silence_s, self._timeout_s
+        with self.transport.ask("GET", target, what, rule, *times) as answer:
             yield _until_silent(events(answer.chunks(), what))
 
     def patch(
@@ -165,7 +165,7 @@ class ApiClient:
         subresource: str = "",
         kind: PatchType = PatchType.STRATEGIC,
         timeout_s: float | None = None,
-        on_sent: Callable[[], object] | None = None,
+        on_sent: Callable[[], object] = lambda: None,
     ) -> Object:
         """The object as it is now. Conflict if ``body`` has a metadata.uid or resourceVersion that it does not have.
         ``on_sent`` is called when the request is on its way.
@@ -222,12 +222,12 @@ class ApiClient:
         body: object = None,
         content_type: str = "application/json",
         timeout_s: float | None = None,
-        on_sent: Callable[[], object] | None = None,
+        on_sent: Callable[[], object] = lambda: None,
     ) -> Object:
         encoded = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        request = Request(method, target, encoded, content_type, on_sent)
-        with self.transport.ask(request, what, rule, timeout_s or self._timeout_s) as answer:
-            return parse_object(answer.read(MAX_OBJECT), what)
+        sent: dict[str, Any] = {"body": encoded, "content_type": content_type, "on_sent": on_sent}
+        with self.transport.ask(method, target, what, rule, timeout_s or self._timeout_s, **sent) as answer:
+            return parse_object(answer.all(MAX_OBJECT), what)
 
 
 def _write_target(path: str) -> str:

@@ -26,7 +26,7 @@ from monitor.kube.decode import ItemDecoder, Object, parse_object
 from monitor.kube.errors import KubeError
 from monitor.kube.peer import Peer
 from monitor.kube.tls import Pem, TlsSettings
-from monitor.kube.transport import Request, Transport
+from monitor.kube.transport import Transport
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class KubeletClient:
     def __init__(
         self, config: ClusterConfig, stop: threading.Event | None = None, *, timeout_s: float = TIMEOUT_S
     ) -> None:
-        self.transport = Transport(config, stop or threading.Event())
+        self.transport = Transport(config, stop)
         self._timeout_s = timeout_s
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class KubeletClient:
         """The node's pods as the kubelet knows them, static ones too; what ``decode`` makes of each, without None."""
         what = "get the kubelet's /pods"
         decoder = ItemDecoder(what)
-        with self.transport.ask(Request("GET", "/pods"), what, _rule("pods"), self._timeout_s) as answer:
+        with self.transport.ask("GET", "/pods", what, _rule("pods"), self._timeout_s) as answer:
             found = tuple(one for one in map(decode, decoder.items(answer.chunks())) if one is not None)
         if "items" not in decoder.envelope:
             raise KubeError(f"{what}: the answer has no items")
@@ -112,8 +112,8 @@ class KubeletClient:
     def configz(self) -> Object:
         """The KubeletConfiguration that is in force, without apiVersion and kind. Not on the read-only port."""
         what = "get the kubelet's /configz"
-        with self.transport.ask(Request("GET", "/configz"), what, _rule("configz"), self._timeout_s) as answer:
-            found = parse_object(answer.read(_MAX_ANSWER), what).get("kubeletconfig")
+        with self.transport.ask("GET", "/configz", what, _rule("configz"), self._timeout_s) as answer:
+            found = parse_object(answer.all(_MAX_ANSWER), what).get("kubeletconfig")
         if not isinstance(found, dict):
             raise KubeError(f"{what}: the answer has no kubeletconfig")
         return found

@@ -1,8 +1,8 @@
 """HTTP requests over connections that are kept: one server, credentials that rotate, an error for all that goes wrong.
 
-A kept connection is looked at before it is used: what the server closed meanwhile (an API server does after 90 s) costs
-a new connection, not a request. One that breaks before a byte of the answer came is tried once more, anew, unless that
-could create something twice.
+Every wait ends: by data, by a deadline, by silence, or by a stop event. A kept connection is looked at before it is
+used: what the server closed meanwhile (an API server does after 90 s) costs a new connection, not a request. One that
+breaks before a byte of the answer came is tried once more, anew, unless that could create something twice.
 """
 
 from __future__ import annotations
@@ -10,218 +10,346 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from monitor import __version__
 from monitor.documents import one_line
 from monitor.kube.auth import Credential
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.errors import ApiError, CertificateError, ResponseTooLarge, TimedOut, TransportError, api_error
-from monitor.kube.stream import Patience, Stream, open_stream
+from monitor.kube.errors import (
+    ApiError,
+    Cancelled,
+    CertificateError,
+    ResponseTooLarge,
+    TimedOut,
+    TransportError,
+    api_error,
+)
+from monitor.kube.peer import check_peer
 from monitor.kube.tls import Pem, Stamp
 
+_T = TypeVar("_T")
+
+#: A stop event is noticed within this many seconds.
+SLICE_S = 0.5
 #: Idle connections that are kept: two threads send requests now and then, watches have their own.
 _KEPT = 2
 _CHUNK = 1 << 16
 _MAX_ERROR = 64 << 10
+#: A client certificate, and what changes when a file of TLS is rotated: another one needs a new connection.
+_Identity = tuple[tuple[Pem, Pem] | None, tuple[Stamp | None, ...]]
 
 
-@dataclass(frozen=True)
-class Request:
-    """``target`` is path and query, encoded. ``body`` is JSON of the type ``content_type``. ``on_sent`` is called when
-    the kernel has all of it, each time that it is sent.
+class Patience:
+    """How long a call may wait: ``total_s`` from now, never more than ``silence_s`` for one byte, or until ``stop``."""
+
+    def __init__(self, stop: threading.Event, total_s: float | None = None, silence_s: float | None = None) -> None:
+        self._stop = stop
+        self._total_s = total_s
+        self._deadline = None if total_s is None else time.monotonic() + total_s
+        self._silence_s = silence_s
+
+    def within(self, total_s: float) -> Patience:
+        """The same stop event and silence, with a deadline of its own that is not later than this one."""
+        left = total_s if self._deadline is None else min(total_s, self._deadline - time.monotonic())
+        return Patience(self._stop, left, self._silence_s)
+
+    def slices(self) -> Iterator[float]:
+        """Seconds to wait, again and again. Raises Cancelled, TimedOut when that is over."""
+        began = time.monotonic()
+        while True:
+            if self._stop.is_set():
+                raise Cancelled("stopped while waiting for an answer")
+            now, left_s = time.monotonic(), SLICE_S
+            if self._deadline is not None:
+                if now >= self._deadline:
+                    raise TimedOut(f"no complete answer within {self._total_s:.3g} s")
+                left_s = min(left_s, self._deadline - now)
+            if self._silence_s is not None:
+                if now >= began + self._silence_s:
+                    raise TimedOut(f"nothing came for {self._silence_s:.3g} s")
+                left_s = min(left_s, began + self._silence_s - now)
+            yield left_s
+
+
+class Plain(socket.socket):
+    """A socket for `http.client`, whose waits are those of ``patience``."""
+
+    patience: Patience
+
+    def recv_into(self, *args: Any) -> int:
+        return self.waited(super().recv_into, *args)
+
+    def sendall(self, data: Any, *_: Any) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self.waited(super().send, view[:_CHUNK]) :]
+
+    def waited(self, call: Callable[..., _T], *args: Any) -> _T:
+        """The result of a call on the socket, which is continued after each slice of waiting."""
+        for left_s in self.patience.slices():
+            self.settimeout(left_s)
+            try:
+                return call(*args)
+            except TimeoutError as error:
+                if error.errno is not None:  # ETIMEDOUT: the kernel has given the connection up
+                    raise
+        raise AssertionError("slices end by raising")
+
+    def stale(self) -> bool:
+        """Whether the server closed it, or sent bytes without a request, while it was idle.
+
+        One byte is read: with TLS, readable may also be a session ticket, which comes after the handshake.
+        """
+        try:
+            self.settimeout(0.0)
+            self.recv(1)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except OSError:
+            return True
+        return True
+
+
+class Tls(Plain, ssl.SSLSocket):
+    """The same with TLS."""
+
+
+def connect(host: str, port: int, patience: Patience) -> Plain:
+    """A connection to the first address of ``host`` that takes one. Raises OSError, UnicodeError, Cancelled, TimedOut.
+    A thread makes it, which may be left behind: looking up a name cannot be interrupted.
     """
+    made: Future[socket.socket] = Future()
 
-    method: str
-    target: str
-    body: bytes | None = None
-    content_type: str = "application/json"
-    on_sent: Callable[[], object] | None = None
+    def run() -> None:
+        try:
+            sock = socket.create_connection((host, port))
+        except (OSError, UnicodeError) as error:  # UnicodeError: IDNA
+            if made.set_running_or_notify_cancel():
+                made.set_exception(error)
+            return
+        if made.set_running_or_notify_cancel():
+            made.set_result(sock)
+        else:
+            sock.close()
 
-    def encoded(self, host: str, token: str) -> bytes:
-        """Head and body, for one write: a patch is then one TLS record."""
-        lines = [
-            f"{self.method} {self.target} HTTP/1.1",
-            f"Host: {host}",
-            f"User-Agent: outrace/{__version__}",
-            "Accept: application/json",
-            "Accept-Encoding: identity",
-        ]
-        if token:
-            lines.append(f"Authorization: Bearer {token}")
-        if self.body is not None:
-            lines += [f"Content-Type: {self.content_type}", f"Content-Length: {len(self.body)}"]
-        return "\r\n".join([*lines, "", ""]).encode("ascii") + (self.body or b"")
+    threading.Thread(target=run, name=f"connect {host}", daemon=True).start()
+    try:
+        for left_s in patience.slices():
+            if wait([made], left_s).done:
+                break
+    except (Cancelled, TimedOut):
+        if not made.cancel():
+            made.result().close()
+        raise
+    sock = Plain(fileno=made.result().detach())
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.patience = patience
+    return sock
 
 
-class Answer:
-    """An answer whose body has not been read yet."""
+def shake_hands(sock: Plain, context: ssl.SSLContext, server_name: str) -> Tls:
+    """With TLS. Raises ssl.SSLError, OSError."""
+    # Of a peer that has hung up already, wrap_socket leaks the socket (CPython 3.11: recv in SSLSocket._create).
+    sock.getpeername()
+    context.sslsocket_class = Tls
+    made = context.wrap_socket(sock, server_hostname=server_name, do_handshake_on_connect=False)
+    assert isinstance(made, Tls)
+    made.patience = sock.patience
+    try:
+        made.waited(made.do_handshake)
+    except BaseException:
+        made.close()
+        raise
+    return made
 
-    def __init__(self, response: http.client.HTTPResponse, address: str) -> None:
-        self._response = response
-        self._address = address
-        self.status = response.status
 
-    def header(self, name: str) -> str:
-        return self._response.getheader(name) or ""
+class Answer(http.client.HTTPResponse):
+    """An answer whose body has not been read yet. ``address``: of its server; ``complete``: it was read to its end."""
 
-    @property
-    def reusable(self) -> bool:
-        """Whether it was read to its end, and the connection stays."""
-        done = self._response.length == 0 or (self._response.chunked and self._response.isclosed())
-        return bool(done) and not self._response.will_close
+    address = ""
+    complete = False
 
     def chunks(self) -> Iterator[bytes]:
         """The body as it comes in. Raises TransportError where it is cut off."""
-        response = self._response
         while True:
             try:
                 # read1 does not say that bytes are missing at the end, where their number was announced.
-                left = None if response.chunked else response.length
-                data = b"" if left == 0 else response.read1(min(_CHUNK, left or _CHUNK))
+                left = None if self.chunked else self.length
+                data = b"" if left == 0 else self.read1(min(_CHUNK, left or _CHUNK))
             except (OSError, http.client.HTTPException, TimedOut) as error:
-                raise failure(self._address, error) from error
+                raise failure(self.address, error) from error
             if not data:
                 if left:
-                    raise TransportError(f"{self._address}: the answer was cut off: {left} bytes are missing")
+                    raise TransportError(f"{self.address}: the answer was cut off: {left} bytes are missing")
+                self.complete = True
+                self.close()
                 return
             yield data
 
-    def read(self, max_bytes: int) -> bytes:
+    def all(self, max_bytes: int) -> bytes:
         """The whole body. Raises ResponseTooLarge, TransportError."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
             if len(data) > max_bytes:
-                raise ResponseTooLarge(f"{self._address}: an answer of more than {max_bytes} bytes")
+                raise ResponseTooLarge(f"{self.address}: an answer of more than {max_bytes} bytes")
         return bytes(data)
+
+
+class Connection(http.client.HTTPConnection):
+    """An open one. ``used``: whether there was an answer on it."""
+
+    response_class = Answer
+    auto_open = 0
+    used = False
+
+    def __init__(self, host: str, port: int, sock: Plain, identity: _Identity) -> None:
+        super().__init__(host, port)
+        self.sock = self.waiting = sock
+        self.identity = identity
 
 
 class Transport:
     """Connections to one server; every method may be called from any thread."""
 
-    def __init__(self, config: ClusterConfig, stop: threading.Event, connect_s: float = 5.0) -> None:
+    def __init__(self, config: ClusterConfig, stop: threading.Event | None = None, connect_s: float = 5.0) -> None:
         self.config = config
-        self.stop = stop
+        self.stop = stop or threading.Event()
         self.address = str(config.server)
         self._connect_s = connect_s
         self._lock = threading.Lock()
-        self._idle: list[Stream] = []
-        self._context: tuple[object, ssl.SSLContext] | None = None
+        self._idle: list[Connection] = []
+        self._context: tuple[_Identity, ssl.SSLContext] | None = None
 
     @contextlib.contextmanager
     def ask(
         self,
-        request: Request,
+        method: str,
+        target: str,
         what: str,
         rule: str = "",
         total_s: float | None = None,
         silence_s: float | None = None,
         head_s: float | None = None,
+        *,
+        body: bytes | None = None,
+        content_type: str = "application/json",
+        on_sent: Callable[[], object] = lambda: None,
     ) -> Iterator[Answer]:
         """Send a request; its answer, for the time of the ``with`` block. ``what`` is what it does, for errors.
+        ``target`` is path and query, encoded; ``on_sent`` is called when the kernel has all of it, each time.
 
         ``total_s`` bounds it to the last byte of the answer, ``silence_s`` the wait for each byte, ``head_s`` that for
         the status. At a 401 credentials are read again, and if they changed the request is sent once more. ``rule`` is
         the right that the error of a 403 names. Raises ApiError for all but 2xx, every other KubeError, ConfigError.
         """
+        headers = {"User-Agent": f"outrace/{__version__}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = content_type
+        request = method, target, body, headers
         patience = Patience(self.stop, head_s or total_s, silence_s)
         credential = self.config.credentials.current()
-        stream, answer = self._send(request, credential, patience)
+        made, answer = self._send(request, on_sent, credential, patience)
         try:
             if answer.status == 401 and (again := self.config.credentials.refresh()) != credential:
-                stream.close()
-                stream, answer = self._send(request, again, patience)
+                made.close()
+                answer.close()
+                made, answer = self._send(request, on_sent, again, patience)
             if head_s is not None:
-                stream.patience = Patience(self.stop, total_s, silence_s)
+                made.waiting.patience = Patience(self.stop, total_s, silence_s)
             if not 200 <= answer.status < 300:
                 raise refusal(answer, what, rule)
             yield answer
         finally:
-            if answer.reusable:
-                self._keep(stream)
-            else:
-                stream.close()
+            answer.close()
+            self._keep(made, answer.complete)
 
     def close(self) -> None:
         """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for stream in idle:
-            stream.close()
+        for one in idle:
+            one.close()
 
-    def _send(self, request: Request, credential: Credential, patience: Patience) -> tuple[Stream, Answer]:
+    def _send(
+        self,
+        request: tuple[str, str, bytes | None, dict[str, str]],
+        on_sent: Callable[[], object],
+        credential: Credential,
+        patience: Patience,
+    ) -> tuple[Connection, Answer]:
         """Send, and read the head of the answer. Raises TransportError, Cancelled."""
-        server = self.config.server
-        host = f"[{server.host}]" if ":" in server.host else server.host
-        encoded = request.encoded(f"{host}:{server.port}", credential.token)
+        method, target, body, headers = request
+        if credential.token:
+            headers = {**headers, "Authorization": f"Bearer {credential.token}"}
         while True:
-            stream = self._take(credential, patience)
+            made = self._take(credential, patience)
             sent = False
             try:
-                stream.patience = patience
-                stream.sendall(encoded)
+                made.waiting.patience = patience
+                made.request(method, target, body, headers)
                 sent = True
-                if request.on_sent is not None:
-                    request.on_sent()
-                response = http.client.HTTPResponse(stream, method=request.method)  # type: ignore[arg-type]
-                response.begin()
+                on_sent()
+                answer = made.getresponse()
             except (OSError, http.client.HTTPException, TimedOut) as error:
-                stream.close()
+                made.close()
                 # OSError: not one byte came back. (RemoteDisconnected is a ConnectionResetError and a BadStatusLine.)
-                unanswered = isinstance(error, OSError)
-                if not (stream.used and unanswered) or (sent and request.method == "POST"):
+                if not (made.used and isinstance(error, OSError)) or (sent and method == "POST"):
                     raise failure(self.address, error) from error
                 self.close()  # the server was restarted: the others are dead as well
             except BaseException:
-                stream.close()
+                made.close()
                 raise
             else:
-                stream.used = True
-                return stream, Answer(response, self.address)
+                assert isinstance(answer, Answer)
+                made.used, answer.address = True, self.address
+                return made, answer
 
-    def _take(self, credential: Credential, patience: Patience) -> Stream:
+    def _take(self, credential: Credential, patience: Patience) -> Connection:
         """A connection that is idle and good, or a new one."""
         identity = (credential.certificate, self.config.tls.stamps())
         while True:
             with self._lock:
-                stream = self._idle.pop() if self._idle else None
-            if stream is None:
-                return self._open(identity, patience)
-            if stream.identity == identity and not stream.stale():
-                return stream
-            stream.close()
+                made = self._idle.pop() if self._idle else None
+            if made is None:
+                return self._open(identity, patience.within(self._connect_s))
+            if made.identity == identity and not made.waiting.stale():
+                return made
+            made.close()
 
-    def _keep(self, stream: Stream) -> None:
+    def _keep(self, made: Connection, complete: bool) -> None:
         with self._lock:
-            if len(self._idle) < _KEPT and not self.stop.is_set():
-                self._idle.append(stream)
+            # A connection that is to be closed has no socket any more.
+            if complete and made.sock is not None and len(self._idle) < _KEPT and not self.stop.is_set():
+                self._idle.append(made)
                 return
-        stream.close()
+        made.close()
 
-    def _open(self, identity: tuple[tuple[Pem, Pem] | None, tuple[Stamp | None, ...]], patience: Patience) -> Stream:
+    def _open(self, identity: _Identity, patience: Patience) -> Connection:
         server, tls = self.config.server, self.config.tls
-        patience = patience.within(self._connect_s)
-        stream: Stream | None = None
+        sock: Plain | None = None
         try:
-            stream = open_stream(server.host, server.port, patience)
-            stream.check_peer(self.config.peer)
+            sock = connect(server.host, server.port, patience)
+            check_peer(sock, self.config.peer, patience.slices())
             if server.https:
-                shown = stream.start_tls(self._context_for(identity), tls.server_name or server.host)
-                tls.check_pinned(shown, self.address)
+                sock = shake_hands(sock, self._context_for(identity), tls.server_name or server.host)
+                tls.check_pinned(sock.getpeercert(binary_form=True) or b"", self.address)
         except BaseException as error:
-            if stream is not None:
-                stream.close()
-            if isinstance(error, OSError | TimedOut):
+            if sock is not None:
+                sock.close()
+            if isinstance(error, OSError | UnicodeError | TimedOut):
                 raise failure(self.address, error) from error
             raise
-        stream.identity = identity
-        return stream
+        return Connection(server.host, server.port, sock, identity)
 
-    def _context_for(self, identity: tuple[tuple[Pem, Pem] | None, tuple[Stamp | None, ...]]) -> ssl.SSLContext:
+    def _context_for(self, identity: _Identity) -> ssl.SSLContext:
         """Made anew when a file was rotated: it takes 1 ms, and 20 with the system's CAs."""
         with self._lock:
             if self._context is None or self._context[0] != identity:
@@ -232,7 +360,7 @@ class Transport:
 def refusal(answer: Answer, what: str, rule: str) -> ApiError:
     """The error of an answer that is no 2xx, with what helps."""
     try:
-        body = answer.read(_MAX_ERROR)
+        body = answer.all(_MAX_ERROR)
     except (TransportError, ResponseTooLarge):
         body = b""  # the status says enough
     text = body.decode(errors="replace")
@@ -240,7 +368,7 @@ def refusal(answer: Answer, what: str, rule: str) -> ApiError:
         status = json.loads(text)
     except (ValueError, RecursionError):
         status = None
-    after = answer.header("Retry-After")
+    after = answer.headers.get("Retry-After", "")
     seconds = float(after) if after.isascii() and after.isdigit() and len(after) < 7 else None
     remedy = ""
     if answer.status == 401:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor.errors import MonitorError
-from monitor.kube import errors, stream, transport
+from monitor.kube import errors, transport
 from monitor.kube.client import ApiClient
 from monitor.pods.api_server_feed import ApiServerFeed
 from tests.kube import faults
@@ -23,8 +23,9 @@ from tests.waiting import until
 @pytest.fixture(autouse=True)
 def short_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test waits for its thread to stop; `test_transport.py` has the real time. A late status is no silence."""
-    monkeypatch.setattr(stream, "SLICE_S", 0.05)
-    monkeypatch.setattr(transport, "Patience", lambda a, s, idle: stream.Patience(a, s, None if s == 60.0 else idle))
+    patience = transport.Patience
+    monkeypatch.setattr(transport, "SLICE_S", 0.05)
+    monkeypatch.setattr(transport, "Patience", lambda a, s, idle: patience(a, s, None if s == 60.0 else idle))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from monitor.kube.auth import Fixed
 from monitor.kube.errors import CertificateError, TimedOut
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.kube.peer import Peer, check_peer
-from monitor.kube.stream import Patience
+from monitor.kube.transport import Patience
 from tests.kube.fake_kubelet import FakeKubelet
 from tests.kube.fake_tls import Pair
 

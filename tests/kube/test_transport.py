@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from monitor.errors import ConfigError
-from monitor.kube import errors, stream
+from monitor.kube import errors, transport
 from monitor.kube.auth import Fixed, TokenFile
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, Server, in_cluster, parse_server
 from monitor.kube.resources import PODS
-from monitor.kube.stream import Patience, Stream
 from monitor.kube.tls import Pem, TlsSettings
+from monitor.kube.transport import Patience, Plain, shake_hands
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_tls import Authority, Pair
@@ -71,7 +71,7 @@ def test_a_connection_that_the_server_closed_is_opened_anew(
 ) -> None:
     get(client)
     api.drop_connections()
-    until(lambda: all(one.stale() for one in client.transport._idle), "the end of the connection")
+    until(lambda: all(one.waiting.stale() for one in client.transport._idle), "the end of the connection")
     ask(client)
     assert api.connections == 2
     assert len(api.asked) == 2
@@ -96,7 +96,7 @@ def test_one_that_breaks_under_a_request_is_tried_once_more(api: FakeApiServer, 
 def test_connection_refused_for_a_while(api: FakeApiServer, client: ApiClient) -> None:
     get(client)
     api.refuse()
-    until(lambda: all(one.stale() for one in client.transport._idle), "the end of the connection")
+    until(lambda: all(one.waiting.stale() for one in client.transport._idle), "the end of the connection")
     for _ in range(2):
         with pytest.raises(errors.TransportError, match=r"^https://127\.0\.0\.1:\d+: Connection refused$"):
             create(client)
@@ -146,8 +146,8 @@ def test_a_watch_may_last_longer_than_its_first_line(
     api: FakeApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client.watch(PODS, str(api.store.version), silence_s=3600.0) as events:
-        now = stream.time.monotonic
-        monkeypatch.setattr(stream, "time", SimpleNamespace(monotonic=lambda: now() + 61.0))  # the status had 60 s
+        now = transport.time.monotonic
+        monkeypatch.setattr(transport, "time", SimpleNamespace(monotonic=lambda: now() + 61.0))  # the status had 60 s
         threading.Timer(0.2, api.store.create, ("pods", pod("b"))).start()
         assert next(events).object["metadata"]["name"] == "b"
 
@@ -177,8 +177,7 @@ def test_stop_ends_a_name_that_is_not_resolved(
     config: ClusterConfig, stop: threading.Event, monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
     released = threading.Event()
-    found = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: found(*a, **k) if "flags" in k else released.wait(600))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: released.wait(600) and [])
     client = connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls), connect_s=600)
     threading.Timer(0.2, stop.set).start()
     with pytest.raises(errors.Cancelled):
@@ -212,16 +211,15 @@ def test_an_unknown_ca_is_refused_before_anything_is_sent(
 def test_a_peer_that_hangs_up_before_tls_leaves_no_socket_open() -> None:
     """`wrap_socket` leaks it (CPython 3.11): a warning in whatever test runs when it is collected."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        sock = socket.create_connection(server.getsockname())
+        sock = Plain(fileno=socket.create_connection(server.getsockname()).detach())
         peer, _ = server.accept()
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # RST, not FIN
         peer.close()
-        sock.setblocking(False)
-        number, stream = sock.fileno(), Stream(sock, Patience(threading.Event()))
+        number, sock.patience = sock.fileno(), Patience(threading.Event())
         select.select([sock], [], [], 10)
         with pytest.raises(OSError):
-            stream.start_tls(ssl.create_default_context(), "localhost")
-        stream.close()
+            shake_hands(sock, ssl.create_default_context(), "localhost")
+        sock.close()
         with pytest.raises(OSError):
             os.fstat(number)
 
