@@ -38,8 +38,6 @@ TIMEOUT_S = 2.0
 #: A status that is not accepted by then is late: the kubelet looks at its containers every second (its relist), and
 #: runs the pod again.
 LATE_S = 1.0
-#: Statuses under way at a time, and pods in their grace: the oldest of more get none. A pass evicts one pod.
-_MOST = 256
 #: A pod left in its grace by an earlier daemon is out of it after so long.
 _LONGEST_GRACE_S = 86_400.0
 
@@ -62,6 +60,8 @@ FATES: Mapping[str, tuple[str, str]] = {
 #: On the event of a pod whose status could not be written.
 STATUS_NOTE = "outrace.io/status"
 _NOTE = "not written: the API server was away when the pod was killed"
+#: Events of a namespace for which a right is missing, which an operator may give, are tried again after so long.
+_RIGHT_S = 15.0
 #: Of 4xx those after which the same request may be taken: a token is renewed, a time-out, throttled.
 _LATER = (401, 408, 429)
 
@@ -73,7 +73,6 @@ class Report:
     record: Record
     killed: float
     has_status: bool  # that is to be written, or looked at
-    settled: bool  # its events do not wait for its status
     due: float = 0.0  # the next request about the status; of a new one at once
     sent_s: float | None = None  # after the kill
     accepted: bool = False
@@ -108,13 +107,10 @@ class Reports:
         self.status_due, self.event_due = threading.Event(), threading.Event()
         self._pending = PendingRecords(self.state_dir)
         self._lock = threading.RLock()
-        self._reports: dict[str, Report] = {}  # by the id of the record, oldest first
-        back_off = partial(BackOff, first_s=0.5, jitter=self.jitter, clock=self.clock)
-        self._retry, self._rights_back_off = Retry(self.log, back_off(), self.clock), back_off()
-        self._held: set[str] = set()  # namespaces that get no event until `_held_until`
-        self._held_until = 0.0
-        self._denied: set[str] = set()  # those without the right, the last time
-        self._refusing: set[str] = set()  # those whose refusal is in the log
+        self._reports: dict[str, Report] = {}  # by the id of the record, oldest first; `KEEP` at most
+        self._retry = Retry(self.log, BackOff(first_s=0.5, jitter=self.jitter, clock=self.clock), self.clock)
+        self._paused: dict[str, float] = {}  # namespace -> until when it gets no event: a right is missing
+        self._logged: set[str] = set()  # namespaces whose refusal is in the log
 
     def load(self) -> None:
         """What the previous daemon left; a status only where that still has a meaning."""
@@ -131,40 +127,33 @@ class Reports:
     def add(self, record: Record, age_s: float | None, *, stored: bool = False) -> None:
         """``age_s``: since the kill; None where no status is to be written, or not yet. ``stored``: it is in the state
         dir, or need not be. From any thread; never waits.
-
-        Events wait for a status: the API server has the same CPUs as what dies.
         """
-        settled = age_s is None
-        made = Report(record, self.clock() - (age_s or 0.0), record.in_grace or not settled, settled)
+        made = Report(record, self.clock() - (age_s or 0.0), record.in_grace or age_s is not None)
         with self._lock:
-            if record.in_grace:
-                self._make_room(record.uid)
+            if record.in_grace and (earlier := self._in_grace(record.uid)) is not None:
+                self._leave(earlier, earlier.record.events)  # it gets no status any more
             self._reports[record.id] = made
-            self._leave(made, record.events)
-            for one in self._with_events()[:-KEEP]:
+            self._leave(made, record.events, made.has_status)
+            for one in list(self._reports.values())[:-KEEP]:
                 self.events_dropped += len(one.record.events)
                 self._leave(one, ())
-        (self.event_due if settled else self.status_due).set()
+        (self.event_due if age_s is None else self.status_due).set()
         if not stored:  # after the rest: a status cannot wait for a disk
             self.files.submit(partial(self._write, record))
-
-    def _make_room(self, uid: str) -> None:
-        """For a pod in its grace: an earlier eviction of it gets no status any more, nor the oldest of too many."""
-        for place, one in enumerate(reversed(self._with_status(in_grace=True)), 1):
-            if one.record.uid == uid or place == _MOST:
-                one.has_status = False
-                self._leave(one, one.record.events)
 
     def ended(self, uid: str, age_s: float) -> None:
         """The grace of a pod was over ``age_s`` ago: its status is to be written."""
         with self._lock:
-            found = next((one for one in self._with_status(in_grace=True) if one.record.uid == uid), None)
-            if found is None:
+            if (found := self._in_grace(uid)) is None:
                 return
             found.killed = self.clock() - age_s
             found.record = record = replace(found.record, killed=time.time() - age_s, in_grace=False)
         self.status_due.set()
         self.files.submit(partial(self._write, record))
+
+    def _in_grace(self, uid: str) -> Report | None:
+        found = (one for one in self._reports.values() if one.has_status and one.record.in_grace)
+        return next((one for one in found if one.record.uid == uid), None)
 
     def _write(self, record: Record) -> None:
         with self._lock:
@@ -172,61 +161,57 @@ class Reports:
         if is_open:
             self._pending.write(record)
 
-    def _with_status(self, in_grace: bool) -> list[Report]:
-        with self._lock:
-            return [one for one in self._reports.values() if one.has_status and one.record.in_grace == in_grace]
-
     def _with_events(self) -> list[Report]:
-        """Those with events that may be sent."""
+        """Those with events that may be sent. They wait for a status: the API server has the same CPUs as what dies."""
+
+        def waits(one: Report) -> bool:
+            is_under_way = one.has_status and not one.record.in_grace and not one.accepted
+            return is_under_way and self.clock() - one.killed < LATE_S
+
         with self._lock:
-            return [one for one in self._reports.values() if one.settled and one.record.events]
+            return [one for one in self._reports.values() if one.record.events and not waits(one)]
 
     @property
     def waiting(self) -> int:
         return len(self._with_events())
 
-    def _settle(self, report: Report) -> None:
-        report.settled = True
-        self.event_due.set()
-
-    def _leave(self, report: Report, events: tuple[Mapping[str, Any], ...]) -> None:
-        """These are still to be sent; without any, and without a status to be written, the record is over."""
-        report.record = replace(report.record, events=events)
-        if not report.has_status and not events and self._reports.pop(report.record.id, None) is not None:
+    def _leave(self, report: Report, events: tuple[Mapping[str, Any], ...], has_status: bool = False) -> None:
+        """This is still to be done; where it is nothing, the record is over."""
+        report.record, report.has_status = replace(report.record, events=events), has_status
+        if not has_status and not events and self._reports.pop(report.record.id, None) is not None:
             self.files.submit(partial(self._pending.remove, report.record.id))
 
     # statuses
 
     def write_statuses(self) -> float | None:
         """Do what is due; seconds until the next is, None while there is nothing."""
-        while found := self._with_status(in_grace=False):
-            if len(found) > _MOST:
-                self._finish(found[0], UNCONFIRMED if found[0].accepted else AWAY)
-                continue
+        while True:
+            with self._lock:
+                found = [one for one in self._reports.values() if one.has_status and not one.record.in_grace]
+            if not found:
+                return None
             first = min(found, key=lambda one: one.due)
             if (wait_s := first.due - self.clock()) > 0:
                 return wait_s
             self._step(first)
-        return None
 
     def _step(self, report: Report) -> None:
         if self.clock() - report.killed > WINDOW_S:
             self._finish(report, UNCONFIRMED if report.accepted else AWAY)
             return
-        record = report.record
+        pod: Mapping[str, Any] | None = None
         try:
-            pod = self._looked(report) if report.accepted else self._patched(report)
+            # After an error it is looked at first: it may have been written, or another pod has its name now.
+            pod = self._looked(report) if report.accepted or report.problem else self._patched(report)
         except NotFound:
-            self._finish(report, GONE)
-        except Conflict as error:
-            self._on_conflict(report, error)
+            pass
         except MonitorError as error:
             self._on_error(report, error)
+            return
+        if pod is None or _uid(pod) != report.record.uid:
+            self._finish(report, GONE)
         else:
-            if pod is None or _uid(pod) != record.uid:
-                self._finish(report, GONE)
-            else:
-                self._judge(report, pod)
+            self._judge(report, pod)
 
     def _patched(self, report: Report) -> Mapping[str, Any]:
         record = report.record
@@ -238,25 +223,31 @@ class Reports:
 
         about = PODS, record.pod, record.patch, record.namespace
         pod = self.client.patch(*about, subresource="status", timeout_s=TIMEOUT_S, on_sent=sent)
-        if not report.accepted:
-            report.accepted = True
-            took_s = self.clock() - report.killed
-            self.seconds.observe(took_s)
-            times = {"seconds": round(took_s, 4), "sent_seconds": round(report.sent_s or 0.0, 4)}
-            self.log.info("status of an evicted pod written", pod=record.title, uid=record.uid, **times)
-            self._settle(report)
+        self._accepted(report)
         return pod
 
+    def _accepted(self, report: Report) -> None:
+        if report.accepted:
+            return
+        report.accepted, took_s = True, self.clock() - report.killed
+        self.seconds.observe(took_s)
+        about = {"pod": report.record.title, "uid": report.record.uid}
+        times = {"seconds": round(took_s, 4), "sent_seconds": round(report.sent_s or 0.0, 4)}
+        self.log.info("status of an evicted pod written", **about, **times)
+        self.event_due.set()
+
     def _looked(self, report: Report) -> Mapping[str, Any] | None:
-        """The pod as it is, its status written again where it is wrong; None if it is another one."""
+        """The pod as it is, its status written (again) where it is wrong; None if it is another one."""
         record = report.record
         pod = self.client.get(PODS, record.pod, record.namespace)
         if _uid(pod) != record.uid:
             return None
         if _is_evicted(pod):
+            self._accepted(report)
             return pod
-        report.erased += 1
-        self.erased += 1
+        if report.accepted:
+            report.erased += 1
+            self.erased += 1
         return self._patched(report)
 
     def _judge(self, report: Report, pod: Mapping[str, Any]) -> None:
@@ -270,33 +261,15 @@ class Reports:
             return
         report.due = now + (LOOK_S if now - report.killed < CALM_S else CALM_LOOK_S)
 
-    def _on_conflict(self, report: Report, error: Conflict) -> None:
-        """Another pod has its name now, or the API server gave up among other writers: that can be tried again."""
-        record = report.record
-        try:
-            same = is_there(self.client, record.namespace, record.pod, record.uid)
-        except MonitorError as other:
-            self._on_error(report, other)
-            return
-        if same:
-            self._on_error(report, error)
-        else:
-            self._finish(report, GONE)
-
     def _on_error(self, report: Report, error: MonitorError) -> None:
         again = not isinstance(error, KubeError) or isinstance(error, Unauthorized | Conflict) or passes(error)
+        if again and not report.problem:
+            text = "status of an evicted pod not written; trying again"
+            self.log.warning(text, pod=report.record.title, problem=str(error))
+        report.problem = str(error)
         if not again:
-            report.problem = str(error)
             self._finish(report, REFUSED)
             return
-        if not report.problem:
-            problem = str(error)
-            self.log.warning(
-                "status of an evicted pod not written; trying again", pod=report.record.title, problem=problem
-            )
-        report.problem = str(error)
-        if not report.accepted and self.clock() - report.killed >= LATE_S:
-            self._settle(report)
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None
         report.due = self.clock() + max(RETRY_S, asked_s or 0.0)
 
@@ -311,10 +284,9 @@ class Reports:
         if level != "info":
             self.on_status_not_taken(record, fate, text)
         with self._lock:
-            report.has_status = False
             events = report.record.events
             self._leave(report, tuple([_noted(one) for one in events]) if fate == AWAY else events)
-        self._settle(report)
+        self.event_due.set()
 
     # events
 
@@ -324,12 +296,11 @@ class Reports:
             now = self.clock()
             if (wait_s := self._retry.due - now) > 0:
                 return wait_s
-            if self._held and now >= self._held_until:
-                self._held.clear()
+            self._paused = {namespace: until for namespace, until in self._paused.items() if until > now}
             events = ((one, made) for one in waiting for made in one.record.events)
-            found = next(((one, made) for one, made in events if _namespace(made) not in self._held), None)
+            found = next(((one, made) for one, made in events if _namespace(made) not in self._paused), None)
             if found is None:
-                return max(0.0, self._held_until - now)
+                return min(self._paused.values()) - now
             try:
                 self._send(*found)
             except MonitorError as error:
@@ -340,47 +311,34 @@ class Reports:
         namespace = _namespace(event)
         try:
             self.events_client.create(EVENTS, event, namespace)
-            self.events_sent += 1
-            self._refusing.discard(namespace)
         except AlreadyExists:
             self.events_sent += 1  # its answer was lost, or a daemon before this one sent it
-        except Forbidden as error:
-            if error.by_authorizer:
-                self._hold(namespace, error)
-                return
-            self._drop(report.record, namespace, error)
         except ApiError as error:
+            if isinstance(error, Forbidden) and error.by_authorizer:
+                self._paused[namespace] = self.clock() + _RIGHT_S
+                self._log_once(report, namespace, "warning", "events wait for a right", error)
+                return
             if not 400 <= error.code < 500 or error.code in _LATER:
                 raise
-            self._drop(report.record, namespace, error)
+            # The server will never take it: a quota, an admission webhook, a namespace that is gone.
+            self.events_dropped += 1
+            self._log_once(report, namespace, "error", "an event is refused; it stays in the state directory", error)
+        else:
+            self.events_sent += 1
+            self._logged.discard(namespace)
         self._retry.works("events are sent again", waiting=self.waiting)
-        if namespace in self._denied:
-            self._denied.discard(namespace)
-            self._rights_back_off.reset()
-            self.log.info("events are sent again", namespace=namespace, waiting=self.waiting)
         name = event["metadata"]["name"]
         with self._lock:
-            self._leave(report, tuple([one for one in report.record.events if one["metadata"]["name"] != name]))
+            left = tuple([one for one in report.record.events if one["metadata"]["name"] != name])
+            self._leave(report, left, report.has_status)
 
-    def _drop(self, record: Record, namespace: str, error: ApiError) -> None:
-        """The server will never take it: a quota, an admission webhook, a namespace that is gone."""
-        self.events_dropped += 1
-        if namespace in self._refusing:
+    def _log_once(self, report: Report, namespace: str, level: str, text: str, error: ApiError) -> None:
+        if namespace in self._logged:
             return
-        if len(self._refusing) >= KEEP:
-            self._refusing.clear()
-        self._refusing.add(namespace)
-        self.log.error("an event is refused; it stays in the state directory", pod=record.title, problem=str(error))
-
-    def _hold(self, namespace: str, error: Forbidden) -> None:
-        """A right is missing, which an operator may give: the events of this namespace wait; others are sent."""
-        if not self._held:
-            self._held_until = self.clock() + self._rights_back_off.next_s(error.retry_after_s)
-        self._held.add(namespace)
-        if not self._denied:
-            self.log.warning("events wait for a right", namespace=namespace, waiting=self.waiting, problem=str(error))
-        if len(self._denied) < KEEP:
-            self._denied.add(namespace)
+        if len(self._logged) >= KEEP:
+            self._logged.clear()
+        self._logged.add(namespace)
+        self.log(level, text, namespace=namespace, pod=report.record.title, problem=str(error))
 
 
 def is_there(client: ApiClient, namespace: str, name: str, uid: str) -> bool:
