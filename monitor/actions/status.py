@@ -21,6 +21,8 @@ from monitor.policy.pods import Pod
 
 #: NAME_MAX is 255 bytes; a namespace (63), a pod name (253) and a UID (36) together can be longer.
 _MAX_STEM = 240
+#: Of an object in the API.
+_MAX_NAME = 253
 #: Files kept of each kind: of a pod that is evicted every ten seconds the last three hours, in 4 MB on most disks.
 KEEP = 1000
 
@@ -90,19 +92,17 @@ def status_patch(eviction: EvictedPod) -> dict[str, Any]:
     return {"metadata": {"uid": eviction.pod.uid}, "status": {**phase, "conditions": conditions}}
 
 
-def event_object(eviction: EvictedPod) -> dict[str, Any]:
-    """The v1.Event of the eviction, with the kubelet's annotations (offending containers, starved resource)."""
-    pod = eviction.pod
+def events_of(eviction: EvictedPod) -> list[dict[str, Any]]:
+    """The v1.Event of the eviction, with the kubelet's annotations (offending containers, starved resource); then, of
+    a shortage of the node, the one on it that goes before, as the kubelet sends it to namespace `default`.
+    """
+    pod, about = eviction.pod, (eviction.node, eviction.decided)
     involved = {"kind": "Pod", "namespace": pod.namespace, "name": pod.name, "uid": pod.uid}
-    about = "Evicted", eviction.message, eviction.node, eviction.decided
-    return event(involved, *about, annotations=eviction.annotations)
-
-
-def node_event_object(eviction: EvictedPod) -> dict[str, Any]:
-    """The v1.Event on the node that goes before the eviction, as the kubelet sends it to namespace `default`."""
-    assert eviction.resource is not None
-    involved = {"kind": "Node", "name": eviction.node, "uid": eviction.node}
-    return event(involved, NODE_REASON, NODE_MESSAGE % eviction.resource, eviction.node, eviction.decided)
+    made = [event(involved, "Evicted", eviction.message, *about, annotations=eviction.annotations)]
+    if eviction.resource is not None:
+        involved = {"kind": "Node", "name": eviction.node, "uid": eviction.node}
+        made.append(event(involved, NODE_REASON, NODE_MESSAGE % eviction.resource, *about))
+    return made
 
 
 def event(
@@ -116,13 +116,15 @@ def event(
     warns: bool = True,
     suffix: str = "",
 ) -> dict[str, Any]:
-    """A v1.Event about a pod, or about a node. ``suffix``: two of one object and moment have names of their own."""
-    at = timestamp(when)
+    """A v1.Event about a pod, or about a node. ``suffix``: two of one object and moment have names of their own. The
+    name is the same however often it is sent.
+    """
+    at, tail = timestamp(when), f".{int(when * 1e9):x}{suffix}"
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {
-            "name": f"{involved['name']}.{int(when * 1e9):x}{suffix}",
+            "name": f"{involved['name'][: _MAX_NAME - len(tail)].rstrip('.-')}{tail}",
             "namespace": involved.get("namespace", "default"),
             "creationTimestamp": at,
             "annotations": dict(annotations),
@@ -164,9 +166,8 @@ class StatusStore:
         path = self._paths.get(eviction.id)
         if path is None:
             path = self._paths[eviction.id] = self.pods.add(stem(eviction.pod), _text(pod_object(eviction)))
-        if eviction.resource is not None:
-            self.node_events.replace(path.name, _text(node_event_object(eviction)))
-        self.events.replace(path.name, _text(event_object(eviction)))
+        for folder, made in zip((self.events, self.node_events), events_of(eviction), strict=False):
+            folder.replace(path.name, _text(made))
         return path
 
     def finish(self, eviction: EvictedPod, outcome: Mapping[str, Any]) -> Path:

@@ -24,8 +24,8 @@ from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
-from monitor.side.cluster.node import NodeReport, reason
-from monitor.side.cluster.record import Record, TaintRecord, TaintRecords, condition_record, pod_record, record_of
+from monitor.side.cluster.node import PREFIX, NodeReport, reason
+from monitor.side.cluster.record import Record, TaintRecord, TaintRecords, event_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
@@ -143,8 +143,8 @@ class Cluster:
     def pod_event(self, uid: str, title: str, reason: str, text: str, *, warns: bool) -> None:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
-        record = pod_record(namespace, name, uid, self.name, reason, text, time.time(), warns)
-        self.reports.add(record, None)
+        about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
+        self.reports.add(event_record(about, reason, text, self.name, time.time(), warns=warns), None)
 
     def _write_statuses(self) -> None:
         hurry()  # ahead of ordinary threads: a kubelet's relist does not wait
@@ -185,8 +185,10 @@ class Cluster:
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """An event on the node, as the kubelet sends for its own conditions."""
-        record = condition_record(self.name, condition, reason(condition, holds), holds, when)
-        self.reports.add(record, None, stored=True)
+        why = f"Node{reason(condition, holds)}"
+        text = f"Node {self.name} status is now: {why} ({PREFIX}{condition})"
+        about = {"kind": "Node", "name": self.name, "uid": self.name}
+        self.reports.add(event_record(about, why, text, self.name, when, warns=holds), None, stored=True)
 
 
 def _age_s(since_ns: int) -> float:

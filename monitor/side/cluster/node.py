@@ -36,17 +36,18 @@ HELD_S = 10.0
 #: Condition -> the kubelet's reason and a message, where it holds and where not.
 _WORDS: Mapping[str, Mapping[bool, tuple[str, str]]] = {
     MEMORY_PRESSURE: {
-        True: ("InsufficientMemory", "outrace has insufficient memory available"),
-        False: ("SufficientMemory", "outrace has sufficient memory available"),
+        True: ("HasInsufficientMemory", "outrace has insufficient memory available"),
+        False: ("HasSufficientMemory", "outrace has sufficient memory available"),
     },
     DISK_PRESSURE: {
-        True: ("DiskPressure", "outrace has disk pressure"),
-        False: ("NoDiskPressure", "outrace has no disk pressure"),
+        True: ("HasDiskPressure", "outrace has disk pressure"),
+        False: ("HasNoDiskPressure", "outrace has no disk pressure"),
     },
     PID_PRESSURE: {
-        True: ("InsufficientPID", "outrace has insufficient PID available"),
-        False: ("SufficientPID", "outrace has sufficient PID available"),
+        True: ("HasInsufficientPID", "outrace has insufficient PID available"),
+        False: ("HasSufficientPID", "outrace has sufficient PID available"),
     },
+    POD_HELD: {True: ("HoldsPod", "outrace holds {held}"), False: ("HoldsNoPod", "outrace holds no pod")},
 }
 
 EFFECT = "NoSchedule"
@@ -89,7 +90,7 @@ class NodeReport:
         self._held_due = 0.0
         self._conditions = self._retry(self.log)
         self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
-        self._written: dict[str, bool] = {}
+        self._written: tuple[dict[str, bool], str] | None = None
         self._heartbeat_due = 0.0
 
         # Without own taints a failure is not logged: only what an earlier daemon left would be removed.
@@ -106,10 +107,8 @@ class NodeReport:
         holding = self.holding()
         if holding is None:
             return
-        now = self.clock()
-        state = {name: name in holding for name in _WORDS}
-        before, text = self._held_text, "" if self.held is None else self.held()
-        if text != before and now >= self._held_due:
+        now, state = self.clock(), {name: name in holding for name in KEYS}
+        if self.held is not None and (text := self.held()) != self._held_text and now >= self._held_due:
             self._held_text, self._held_due = text, now + HELD_S
         if self.held is not None or POD_HELD in self._since:
             state[POD_HELD] = bool(self._held_text)
@@ -117,11 +116,11 @@ class NodeReport:
             self._resume(state)
         for name, holds in state.items():
             if self._since.get(name, (None, 0.0))[0] != holds:
-                if name in self._since and name in _WORDS:  # a pod that is held has events of its own
+                if name in self._since and name in KEYS:  # a pod that is held has events of its own
                     self.on_change(name, holds, self.wall())
                 self._since[name] = (holds, self.wall())
-        is_written = state == self._written and before == self._held_text
-        if now < self._heartbeat_due and (self._conditions.problem or is_written):
+        made = state, self._held_text
+        if now < self._heartbeat_due and (self._conditions.problem or made == self._written):
             return
         try:
             self.client.patch(NODES, self.node, {"status": {"conditions": self._objects()}}, subresource="status")
@@ -129,7 +128,7 @@ class NodeReport:
             self._conditions.failed(error, "node conditions not written; trying again", node=self.node)
             self._heartbeat_due = self._conditions.due
             return
-        self._written, self._heartbeat_due = state, now + HEARTBEAT_S
+        self._written, self._heartbeat_due = made, now + HEARTBEAT_S
         self._conditions.works("node conditions are written again", node=self.node)
 
     def _resume(self, state: dict[str, bool]) -> None:
@@ -139,11 +138,11 @@ class NodeReport:
             found = self.client.get(NODES, self.node)["status"].get("conditions", [])
         except (MonitorError, LookupError, AttributeError):
             return  # it begins now
-        for one in found:
-            name = str(one.get("type", "")).removeprefix(PREFIX)
-            if name == POD_HELD and name not in state and one["type"] == PREFIX + name and one.get("status") == "True":
+        ours = {one["type"].removeprefix(PREFIX): one for one in found if str(one.get("type")).startswith(PREFIX)}
+        for name, one in ours.items():
+            if name == POD_HELD and name not in state and one.get("status") == "True":
                 self._since[name] = (True, now)  # an earlier daemon held pods: the condition ends with the next turn
-            if name in state and one["type"].startswith(PREFIX) and one.get("status") == str(state[name]):
+            if name in state and one.get("status") == str(state[name]):
                 self._since[name] = (state[name], _unix(one.get("lastTransitionTime"), now))
 
     def _objects(self) -> list[dict[str, Any]]:
@@ -151,20 +150,13 @@ class NodeReport:
             {
                 "type": f"{PREFIX}{name}",
                 "status": str(holds),
-                **self._words(name, holds),
+                "reason": f"Outrace{reason(name, holds)}",
+                "message": _WORDS[name][holds][1].format(held=self._held_text),
                 "lastHeartbeatTime": timestamp(self.wall()),
                 "lastTransitionTime": timestamp(since),
             }
             for name, (holds, since) in self._since.items()
         ]
-
-    def _words(self, condition: str, holds: bool) -> dict[str, str]:
-        if condition != POD_HELD:
-            reason, message = _WORDS[condition][holds]
-            return {"reason": f"OutraceHas{reason}", "message": message}
-        if holds:
-            return {"reason": "OutraceHoldsPod", "message": f"outrace holds {self._held_text}"}
-        return {"reason": "OutraceHoldsNoPod", "message": "outrace holds no pod"}
 
     def write_taints(self) -> None:
         holding = self.holding() if self.own_taints else ()
@@ -190,22 +182,19 @@ class NodeReport:
         try:
             self.remove_taints(client)
         except (MonitorError, Cancelled) as error:
-            self.log.warning(
-                "taints of the node may be left; the next start removes them", node=self.node, problem=str(error)
-            )
-        else:
-            self._known = set()
+            text = "taints of the node may be left; the next start removes them"
+            self.log.warning(text, node=self.node, problem=str(error))
 
     def remove_taints(self, client: ApiClient) -> None:
         """Remove all our taints from the node. Raises KubeError."""
         self._write(client, set())
 
-    def _write(self, client: ApiClient, wanted: Collection[str]) -> None:
+    def _write(self, client: ApiClient, wanted: set[str]) -> None:
         """Make these our taints of the node; others stay. Raises Conflict after `TRIES`, and every KubeError."""
         if wanted:
-            self._write_down({*wanted, *(self._noted or ())})
+            self._write_down(wanted | (self._noted or set()))
         self._write_node(client, wanted)
-        self._write_down(set(wanted))
+        self._write_down(wanted)
 
     def _write_down(self, keys: set[str]) -> None:
         """Record the taints. A taint is set without a record too, because it may be about a full disk: the next start
@@ -220,11 +209,11 @@ class NodeReport:
         else:
             self._noted = keys
 
-    def _write_node(self, client: ApiClient, wanted: Collection[str]) -> None:
+    def _write_node(self, client: ApiClient, wanted: set[str]) -> None:
         for tries_left in reversed(range(TRIES)):
             version, taints = _read(client.get(NODES, self.node), self.node)
             ours = {one["key"] for one in taints if _is_ours(one)}
-            added, self._left = sorted(set(wanted) - ours), sorted(ours - set(wanted))
+            added, self._left = sorted(wanted - ours), sorted(ours - wanted)
             if not added and not self._left:
                 return
             made = [one for one in taints if not _is_ours(one) or one["key"] in wanted]
@@ -240,22 +229,18 @@ class NodeReport:
             return
 
     def _failed(self, error: MonitorError) -> None:
-        if not self.own_taints and is_refused(error):
-            self._known, self._look_due = set(), inf  # a right that this mode is not given: nothing to wait for
-            if self._left:
-                self.log.warning(
-                    "a taint that a daemon before has left cannot be removed; use kubectl taint node NODE KEY-",
-                    node=self.node,
-                    keys=self._left,
-                    problem=str(error),
-                )
+        if self.own_taints or not is_refused(error):
+            self._taints.failed(error, "taints of the node not written; trying again", node=self.node)
+            self._look_due = self._taints.due
             return
-        self._taints.failed(error, "taints of the node not written; trying again", node=self.node)
-        self._look_due = self._taints.due
+        self._known, self._look_due = set(), inf  # a right that this mode is not given: nothing to wait for
+        if self._left:
+            text = "a taint that a daemon before has left cannot be removed; use kubectl taint node NODE KEY-"
+            self.log.warning(text, node=self.node, keys=self._left, problem=str(error))
 
 
 def reason(condition: str, holds: bool) -> str:
-    """As the kubelet calls it: InsufficientMemory, NoDiskPressure."""
+    """As the kubelet calls it: HasInsufficientMemory, HasNoDiskPressure."""
     return _WORDS[condition][holds][0]
 
 

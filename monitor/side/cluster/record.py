@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from monitor import documents
-from monitor.actions.status import EvictedPod, event, event_object, node_event_object, status_patch
+from monitor.actions.status import EvictedPod, event, events_of, status_patch
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.durable import JsonFolder
@@ -26,7 +27,6 @@ from monitor.side.export.log import Log
 
 #: Evictions kept that the API server does not know of: the oldest are dropped. (`STATE/events` has as many.)
 KEEP = 1000
-_MAX_EVENT_NAME = 253
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,6 @@ class Record:
 
 
 def record_of(eviction: EvictedPod, killed: float) -> Record:
-    events = [event_object(eviction)]
-    if eviction.resource is not None:
-        events.append(node_event_object(eviction))
     return Record(
         id=f"{eviction.pod.uid}.{int(eviction.decided * 1e9):x}".replace("/", "-"),
         namespace=eviction.pod.namespace,
@@ -62,35 +59,15 @@ def record_of(eviction: EvictedPod, killed: float) -> Record:
         uid=eviction.pod.uid,
         killed=killed,
         patch=status_patch(eviction),
-        events=tuple([_accepted(one) for one in events]),
+        events=tuple(events_of(eviction)),
     )
 
 
-def pod_record(
-    namespace: str, pod: str, uid: str, node: str, reason: str, text: str, when: float, warns: bool
-) -> Record:
-    """An event on a pod that is held."""
-    about = {"kind": "Pod", "namespace": namespace, "name": pod, "uid": uid}
-    made = event(about, reason, text, node, when, warns=warns)
-    name = f"{uid}.{int(when * 1e9):x}.hold".replace("/", "-")
-    return Record(name, namespace, pod, uid, when, {}, (_accepted(made),))
-
-
-def condition_record(node: str, condition: str, reason: str, holds: bool, when: float) -> Record:
-    """That a condition of the node changed at ``when``: an event on it."""
-    why = f"NodeHas{reason}"
-    text = f"Node {node} status is now: {why} (outrace.io/{condition})"
-    about = {"kind": "Node", "name": node, "uid": node}
-    made = event(about, why, text, node, when, warns=holds, suffix=f".{condition.lower()}")
-    return Record(made["metadata"]["name"], "", node, "", when, {}, (_accepted(made),))
-
-
-def _accepted(made: Mapping[str, Any]) -> dict[str, Any]:
-    """As the API server takes it: it sets the creation time itself. The name is the same however often it is sent."""
-    metadata = {key: value for key, value in made["metadata"].items() if key != "creationTimestamp"}
-    head, _, number = metadata["name"].rpartition(".")
-    metadata["name"] = f"{head[: _MAX_EVENT_NAME - len(number) - 1].rstrip('.-')}.{number}"
-    return {**made, "metadata": metadata}
+def event_record(about: Mapping[str, str], reason: str, text: str, node: str, when: float, *, warns: bool) -> Record:
+    """An event alone, on a pod or the node."""
+    made = event(about, reason, text, node, when, warns=warns, suffix=f".{reason.lower()}")
+    name = f"{about['uid']}.{int(when * 1e9):x}.{reason.lower()}".replace("/", "-")
+    return Record(name, about.get("namespace", ""), about["name"], about["uid"], when, {}, (made,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,24 +183,18 @@ def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread 
 
 
 def _remove_all(left: list[TaintRecord], records: TaintRecords, log: Log) -> None:
-    back_off, logged, pause = BackOff(cap_s=_CAP_S), False, threading.Event()
-    while left:
-        record, wait_s = left[0], None
-        try:
-            remove_left(record, records, log)
-        except (MonitorError, OSError) as error:
-            is_final = is_refused(error) or isinstance(error, ConfigError)  # no credentials
-            wait_s = None if is_final else back_off.next_s()
-            if not logged:
-                log.warning(
-                    _LEFT if wait_s is None else _TRYING,
-                    node=record.node,
-                    keys=record.keys,
-                    problem=str(error),
-                    remedy=record.by_hand,
-                )
-            logged = wait_s is not None
-        if wait_s is None:
-            del left[0]
-        else:
-            pause.wait(wait_s)
+    for record in left:
+        back_off, is_logged = BackOff(cap_s=_CAP_S), False
+        while True:
+            try:
+                remove_left(record, records, log)
+                break
+            except (MonitorError, OSError) as error:
+                is_final = is_refused(error) or isinstance(error, ConfigError)  # no credentials
+                if is_final or not is_logged:
+                    about = {"node": record.node, "keys": record.keys, "problem": str(error), "remedy": record.by_hand}
+                    log.warning(_LEFT if is_final else _TRYING, **about)
+                if is_final:
+                    break
+            is_logged = True
+            time.sleep(back_off.next_s())
