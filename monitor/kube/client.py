@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from monitor.kube.cluster import ClusterConfig
 from monitor.kube.decode import MAX_OBJECT, ItemDecoder, Object, WatchEvent, events, parse_object
 from monitor.kube.errors import InvalidResponse, ResourceExpired, TimedOut
 from monitor.kube.resources import PODS, Resource, with_query
@@ -23,9 +21,7 @@ from monitor.kube.transport import Transport
 
 T = TypeVar("T")
 
-#: Seconds for a request, to the last byte of its answer. The API server itself gives up after 60.
-TIMEOUT_S = 10.0
-#: The same for pods/eviction: while a budget is new or contended the API server itself tries for 10 s (measured: 10.1).
+#: Seconds for pods/eviction: while a budget is new or contended the API server itself tries for 10 s (measured: 10.1).
 EVICTION_TIMEOUT_S = 30.0
 #: The same for a list.
 LIST_TIMEOUT_S = 60.0
@@ -35,6 +31,9 @@ PAGE_SIZE = 500
 SILENCE_S = 90.0
 #: How long the server should keep a watch open, as client-go at least.
 WATCH_S = 300.0
+
+
+_METHODS = {"get": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 
 
 class PatchType(Enum):
@@ -52,30 +51,17 @@ class Listed(Generic[T]):
     resource_version: str
 
 
-class ApiClient:
-    """One API server. Every method may be called from any thread; ``stop`` ends all of them within 0.5 s."""
-
-    def __init__(
-        self,
-        config: ClusterConfig,
-        stop: threading.Event | None = None,
-        *,
-        timeout_s: float = TIMEOUT_S,
-        connect_s: float = 5.0,
-    ) -> None:
-        self.transport = Transport(config, stop, connect_s)
-        self._timeout_s = timeout_s
-
-    def close(self) -> None:
-        """Close the connections that are kept."""
-        self.transport.close()
+class ApiClient(Transport):
+    """One API server."""
 
     def warm(self) -> Object:
         """Open or prove a connection, and say the server's version. Needs no rights; every 30 s keeps it open."""
-        return self._read("GET", "/version", "get the version")
+        what = "get the version"
+        with self.ask("GET", "/version", what) as answer:
+            return parse_object(answer.all(MAX_OBJECT), what)
 
     def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
-        return self._read("GET", resource.path(namespace, name), *_action_and_rule(resource, "get", namespace, name))
+        return self._call("get", resource, namespace, name)
 
     def list(
         self,
@@ -106,7 +92,7 @@ class ApiClient:
             decoder = ItemDecoder(what)
             target = with_query(resource.path(namespace), query)
             try:
-                with self.transport.ask("GET", target, what, rule, timeout_s) as answer:
+                with self.ask("GET", target, what, rule, timeout_s) as answer:
                     found = map(decode, decoder.items(answer.chunks()))
                     items += [one for one in found if one is not None]
             except ResourceExpired:
@@ -151,8 +137,7 @@ class ApiClient:
                 "timeoutSeconds": max(1, int(watch_s)),
             },
         )
-        times = watch_s + silence_s, silence_s, self._timeout_s
-        with self.transport.ask("GET", target, what, rule, *times) as answer:
+        with self.ask("GET", target, what, rule, watch_s + silence_s, silence_s) as answer:
             yield _until_silent(events(answer.chunks(), what))
 
     def patch(
@@ -170,20 +155,12 @@ class ApiClient:
         """The object as it is now. Conflict if ``body`` has a metadata.uid or resourceVersion that it does not have.
         ``on_sent`` is called when the request is on its way.
         """
-        return self._read(
-            "PATCH",
-            _write_target(resource.path(namespace, name, subresource)),
-            *_action_and_rule(resource, "patch", namespace, name, subresource),
-            body=body,
-            content_type=kind.value,
-            timeout_s=timeout_s,
-            on_sent=on_sent,
-        )
+        about = "patch", resource, namespace, name, subresource
+        return self._call(*about, body=body, content_type=kind.value, timeout_s=timeout_s, on_sent=on_sent)
 
     def create(self, resource: Resource, body: Mapping[str, Any], namespace: str = "") -> Object:
         """Raises AlreadyExists. Give it a name rather than generateName: it may be done though no answer came."""
-        target = _write_target(resource.path(namespace))
-        return self._read("POST", target, *_action_and_rule(resource, "create", namespace, ""), body=body)
+        return self._call("create", resource, namespace, body=body)
 
     def delete(
         self,
@@ -197,8 +174,7 @@ class ApiClient:
     ) -> Object:
         """Conflict where uid or resourceVersion is another one: the object was changed or made anew."""
         options = _delete_options(uid, resource_version, grace_period_s)
-        action_and_rule = _action_and_rule(resource, "delete", namespace, name)
-        return self._read("DELETE", resource.path(namespace, name), *action_and_rule, body=options)
+        return self._call("delete", resource, namespace, name, body=options)
 
     def evict(self, name: str, namespace: str, *, uid: str = "", grace_period_s: int | None = None) -> Object:
         """pods/eviction: TooManyRequests with ``budget_blocks`` where a PodDisruptionBudget does not allow it."""
@@ -208,31 +184,27 @@ class ApiClient:
             "metadata": {"name": name, "namespace": namespace},
             "deleteOptions": _delete_options(uid, "", grace_period_s),
         }
-        target = PODS.path(namespace, name, "eviction")
-        action_and_rule = _action_and_rule(PODS, "create", namespace, name, "eviction")
-        return self._read("POST", target, *action_and_rule, body=body, timeout_s=EVICTION_TIMEOUT_S)
+        return self._call("create", PODS, namespace, name, "eviction", body=body, timeout_s=EVICTION_TIMEOUT_S)
 
-    def _read(
+    def _call(
         self,
-        method: str,
-        target: str,
-        what: str,
-        rule: str = "",
+        verb: str,
+        resource: Resource,
+        namespace: str = "",
+        name: str = "",
+        subresource: str = "",
         *,
         body: object = None,
-        content_type: str = "application/json",
         timeout_s: float | None = None,
-        on_sent: Callable[[], object] = lambda: None,
+        **sent: Any,
     ) -> Object:
+        what, rule = _action_and_rule(resource, verb, namespace, name, subresource)
+        # The owner of what is written, in managedFields.
+        query = {"fieldManager": "outrace" if verb == "patch" or not name else ""}
+        target = with_query(resource.path(namespace, name, subresource), query)
         encoded = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        sent: dict[str, Any] = {"body": encoded, "content_type": content_type, "on_sent": on_sent}
-        with self.transport.ask(method, target, what, rule, timeout_s or self._timeout_s, **sent) as answer:
+        with self.ask(_METHODS[verb], target, what, rule, timeout_s, body=encoded, **sent) as answer:
             return parse_object(answer.all(MAX_OBJECT), what)
-
-
-def _write_target(path: str) -> str:
-    """With the owner of what is written, in managedFields."""
-    return with_query(path, {"fieldManager": "outrace"})
 
 
 def _until_silent(found: Iterator[WatchEvent]) -> Iterator[WatchEvent]:

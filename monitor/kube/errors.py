@@ -144,23 +144,19 @@ def api_error(
 ) -> ApiError:
     """The error of a Status object, which may be anything; ``text`` is the answer where it is no JSON.
 
-    ``code`` is that of HTTP, 0 for an ERROR event: then the object's own is taken, also where it is a string ("410") or
-    stands in `status`, and without any the reason says which error it is.
+    ``code`` is that of HTTP, 0 for an ERROR event: then the object's own is taken, which may stand in `status`, and
+    without any the reason says which error it is.
     """
     found: Mapping[str, Any] = status if isinstance(status, dict) else {}
-    if not code:
-        code = next((n for n in map(_number, (found.get("code"), found.get("status"))) if n), 0)
-    reason = found.get("reason") if isinstance(found.get("reason"), str) else ""
-    message = found.get("message") if isinstance(found.get("message"), str) else text
-    details = found.get("details") if isinstance(found.get("details"), dict) else {}
-    assert isinstance(reason, str)
-    assert isinstance(details, dict)
+    code = code or _number(found.get("code")) or _number(found.get("status"))
+    reason = value if isinstance(value := found.get("reason"), str) else ""
+    message = value if isinstance(value := found.get("message"), str) else text
+    details: Mapping[str, Any] = value if isinstance(value := found.get("details"), dict) else {}
     kind = _BY_REASON.get(reason) or _BY_CODE.get(code) or (ServerError if code >= 500 else ApiError)
     if retry_after_s is None and (seconds := _number(details.get("retryAfterSeconds"))):
         retry_after_s = float(seconds)
-    text = shortened(" ".join(str(message or "").split()), _SHOWN)
-    number = f"HTTP {code}" if code else "an ERROR event"
-    head = f"{what}: {number}{f' {reason}' if reason else ''}"
+    text = shortened(" ".join(message.split()), _SHOWN)
+    head = " ".join(filter(None, (f"{what}: {f'HTTP {code}' if code else 'an ERROR event'}", reason)))
     about = f"{head}: {text}" if text else head, remedy, code, reason, details, retry_after_s
     made = kind(*about)
     return Conflict(*about) if kind is Invalid and made.has_cause("metadata.uid", "field") else made
@@ -168,7 +164,5 @@ def api_error(
 
 def _number(value: object) -> int:
     """An HTTP code or seconds, which some servers write as text; 0 if it is neither."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return 0
     text = str(value)
     return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else 0

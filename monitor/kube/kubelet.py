@@ -13,7 +13,6 @@ is used only if a root process has accepted it (`monitor.kube.peer`); with http 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ SECURE_PORT, READ_ONLY_PORT = 10250, 10255
 #: Where a kubelet has its certificates; the first is rotated (`serverTLSBootstrap`), the second its own.
 PKI = Path("/var/lib/kubelet/pki")
 SERVING = ("kubelet-server-current.pem", "kubelet.crt")
-TIMEOUT_S = 10.0
 #: Bytes of configz.
 _MAX_ANSWER = 1 << 20
 
@@ -86,24 +84,14 @@ def _tls(trust: KubeletTrust, where: str) -> TlsSettings:
     return tls
 
 
-class KubeletClient:
-    """One kubelet. Every method may be called from any thread; ``stop`` ends all of them within 0.5 s."""
-
-    def __init__(
-        self, config: ClusterConfig, stop: threading.Event | None = None, *, timeout_s: float = TIMEOUT_S
-    ) -> None:
-        self.transport = Transport(config, stop)
-        self._timeout_s = timeout_s
-
-    def close(self) -> None:
-        """Close the connections that are kept."""
-        self.transport.close()
+class KubeletClient(Transport):
+    """One kubelet."""
 
     def pods(self, decode: Callable[[Object], T | None]) -> tuple[T, ...]:
         """The node's pods as the kubelet knows them, static ones too; what ``decode`` makes of each, without None."""
         what = "get the kubelet's /pods"
         decoder = ItemDecoder(what)
-        with self.transport.ask("GET", "/pods", what, _rule("pods"), self._timeout_s) as answer:
+        with self.ask("GET", "/pods", what, _rule("pods")) as answer:
             found = tuple(one for one in map(decode, decoder.items(answer.chunks())) if one is not None)
         if "items" not in decoder.envelope:
             raise KubeError(f"{what}: the answer has no items")
@@ -112,7 +100,7 @@ class KubeletClient:
     def configz(self) -> Object:
         """The KubeletConfiguration that is in force, without apiVersion and kind. Not on the read-only port."""
         what = "get the kubelet's /configz"
-        with self.transport.ask("GET", "/configz", what, _rule("configz"), self._timeout_s) as answer:
+        with self.ask("GET", "/configz", what, _rule("configz")) as answer:
             found = parse_object(answer.all(_MAX_ANSWER), what).get("kubeletconfig")
         if not isinstance(found, dict):
             raise KubeError(f"{what}: the answer has no kubeletconfig")

@@ -36,6 +36,8 @@ from monitor.kube.tls import Pem, Stamp
 
 _T = TypeVar("_T")
 
+#: Seconds for a request, to the last byte of its answer. The API server itself gives up after 60.
+TIMEOUT_S = 10.0
 #: A stop event is noticed within this many seconds.
 SLICE_S = 0.5
 #: Idle connections that are kept: two threads send requests now and then, watches have their own.
@@ -217,13 +219,23 @@ class Connection(http.client.HTTPConnection):
 
 
 class Transport:
-    """Connections to one server; every method may be called from any thread."""
+    """Connections to one server; every method may be called from any thread, and ``stop`` ends it within 0.5 s.
 
-    def __init__(self, config: ClusterConfig, stop: threading.Event | None = None, connect_s: float = 5.0) -> None:
+    ``timeout_s``: of a request that has no time of its own; ``connect_s`` of it for a new connection.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        stop: threading.Event | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        connect_s: float = 5.0,
+    ) -> None:
         self.config = config
         self.stop = stop or threading.Event()
         self.address = str(config.server)
-        self._connect_s = connect_s
+        self._timeout_s, self._connect_s = timeout_s, connect_s
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._context: tuple[_Identity, ssl.SSLContext] | None = None
@@ -237,7 +249,6 @@ class Transport:
         rule: str = "",
         total_s: float | None = None,
         silence_s: float | None = None,
-        head_s: float | None = None,
         *,
         body: bytes | None = None,
         content_type: str = "application/json",
@@ -246,15 +257,17 @@ class Transport:
         """Send a request; its answer, for the time of the ``with`` block. ``what`` is what it does, for errors.
         ``target`` is path and query, encoded; ``on_sent`` is called when the kernel has all of it, each time.
 
-        ``total_s`` bounds it to the last byte of the answer, ``silence_s`` the wait for each byte, ``head_s`` that for
-        the status. At a 401 credentials are read again, and if they changed the request is sent once more. ``rule`` is
-        the right that the error of a 403 names. Raises ApiError for all but 2xx, every other KubeError, ConfigError.
+        ``total_s`` bounds it to the last byte of the answer. With ``silence_s`` that bounds the wait for each byte, and
+        the status has the usual time. At a 401 credentials are read again, and if they changed the request is sent once
+        more. ``rule`` is the right that the error of a 403 names. Raises ApiError for all but 2xx, every other
+        KubeError, ConfigError.
         """
         headers = {"User-Agent": f"outrace/{__version__}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type
         request = method, target, body, headers
-        patience = Patience(self.stop, head_s or total_s, silence_s)
+        usual_s, total_s = self._timeout_s, total_s or self._timeout_s
+        patience = Patience(self.stop, total_s if silence_s is None else usual_s, silence_s)
         credential = self.config.credentials.current()
         made, answer = self._send(request, on_sent, credential, patience)
         try:
@@ -262,7 +275,7 @@ class Transport:
                 made.close()
                 answer.close()
                 made, answer = self._send(request, on_sent, again, patience)
-            if head_s is not None:
+            if silence_s is not None:
                 made.waiting.patience = Patience(self.stop, total_s, silence_s)
             if not 200 <= answer.status < 300:
                 raise refusal(answer, what, rule)

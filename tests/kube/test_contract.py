@@ -248,7 +248,7 @@ def test_a_missing_right_is_named(
     client: ApiClient, target: ClusterConfig, namespace: str, connect: Callable[..., ApiClient]
 ) -> None:
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    made = client._read("POST", ACCOUNTS.path(namespace, "default", "token"), "create a token", body=request)
+    made = client._call("create", ACCOUNTS, namespace, "default", "token", body=request)
     without = dataclasses.replace(target.tls, client=None)
     other = connect(dataclasses.replace(target, tls=without, credentials=Fixed(made["status"]["token"])))
     with pytest.raises(errors.Forbidden) as caught:

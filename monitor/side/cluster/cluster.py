@@ -175,7 +175,7 @@ class Cluster:
             self._warmth.failed(error, "the API server does not answer; status and events wait")
             self._warm_due = self._warmth.due
         else:
-            self._warmth.works("the API server answers again", server=self._client.transport.address)
+            self._warmth.works("the API server answers again", server=self._client.address)
 
     def _note_taints(self, keys: Collection[str]) -> None:
         if keys:
