@@ -1,19 +1,17 @@
 """Lists of any length, decoded one item at a time as they come in (10,000 pods need the memory of one), and the stream
 of a watch: one JSON object a line, each an event.
-
-The bytes are scanned for strings and brackets; an item is given to json when its last bracket is there. What is around
-the items (kind, metadata) is parsed at the end.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from monitor.documents import MAX_DEPTH, one_line, shown
+from monitor.documents import one_line, shown
 from monitor.kube.errors import InvalidResponse, ResponseTooLarge, api_error
 
 Object = dict[str, Any]
@@ -23,10 +21,8 @@ Object = dict[str, Any]
 MAX_OBJECT = 16 << 20
 #: Bytes of one list: 10,000 pods of the usual 10 KB are 100 MB. Not held in memory.
 MAX_LIST = 512 << 20
-#: A string; the quote of a string that is cut off; a bracket.
-_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|"|[][{}]', re.DOTALL)
-_QUOTE = ord('"')
-_OPEN = b"[{"
+_JSON = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def parse_object(data: bytes | bytearray | str, what: str) -> Object:
@@ -41,86 +37,86 @@ def parse_object(data: bytes | bytearray | str, what: str) -> Object:
 
 
 class ItemDecoder:
-    """The objects in the array ``key`` of one JSON object; then `envelope` is the rest of it, ``key`` empty."""
+    """The objects in the array "items" of one JSON object; then `envelope` is the rest of it, that array empty."""
 
-    def __init__(self, what: str, key: str = "items", max_object: int = MAX_OBJECT, max_bytes: int = MAX_LIST) -> None:
+    def __init__(self, what: str, max_object: int = MAX_OBJECT, max_bytes: int = MAX_LIST) -> None:
+        self.envelope: Object = {}
         self._what = what
-        self._key = json.dumps(key).encode()
         self._max_object = max_object
         self._max_bytes = max_bytes
-        self._buffer = bytearray()  # from the first byte that belongs to nothing yet
-        self._scanned = 0  # bytes of it
-        self._enough = 0  # bytes of it before a string that is not complete is scanned again: twice as many of it
-        self._depth = 0
-        self._last = b""  # the last string directly in the object: the key of the array that begins next
-        self._in_items = False
-        self._text = bytearray()  # what is around the items
-        self.envelope: Object = {}
+        self._chunks: Iterator[bytes] = iter(())
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text, self._at = "", 0  # what has come in and is not decoded yet: from here on
+        self._total = 0  # bytes
 
     def items(self, chunks: Iterable[bytes]) -> Iterator[Object]:
         """Each item when it is complete. Raises InvalidResponse, ResponseTooLarge."""
-        total = 0
-        for chunk in chunks:
-            total += len(chunk)
-            if total > self._max_bytes:
-                raise ResponseTooLarge(f"{self._what}: a list of more than {self._max_bytes >> 20} MiB")
-            self._buffer += chunk
-            if len(self._buffer) >= self._enough:
-                yield from self._scan()
-            if max(len(self._buffer), len(self._text)) > self._max_object:
-                raise ResponseTooLarge(f"{self._what}: an object of more than {self._max_object >> 10} KiB")
-        yield from self._scan()
-        if self._depth > 0 or self._buffer:
-            raise InvalidResponse(f"{self._what}: the JSON is cut off after {total} bytes")
-        self.envelope = parse_object(self._text, self._what)
+        self._chunks = iter(chunks)
+        self._take("{")
+        while self._mark() != "}":
+            key = str(self._value())
+            self._take(":")
+            if key == "items" and self._mark() == "[":
+                self._take("[")
+                while self._mark() != "]":
+                    if not isinstance(made := self._value(), dict):
+                        raise InvalidResponse(f"{self._what}: a list of something else than objects")
+                    yield made
+                    self._take(",", before="]")
+                self._take("]")
+                self.envelope[key] = []
+            else:
+                self.envelope[key] = self._value()
+            self._take(",", before="}")
+        for _ in self._chunks:  # to the end: the connection is used again
+            pass
 
-    def _scan(self) -> Iterator[Object]:
-        buffer, begin, end = self._buffer, 0, len(self._buffer)
-        for token in _TOKEN.finditer(buffer, self._scanned):
-            mark, at = buffer[token.start()], token.end()
-            if mark == _QUOTE:
-                if at == token.start() + 1:
-                    end = token.start()
+    def _mark(self) -> str:
+        """The next character that is no space."""
+        while True:
+            found = _SPACE.match(self._text, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._text):
+                return self._text[self._at]
+            self._read()
+
+    def _take(self, mark: str, before: str = "") -> None:
+        found = self._mark()
+        if found == mark:
+            self._at += 1
+        elif found != before:
+            raise InvalidResponse(f"{self._what}: not JSON, or no object: {mark} is missing")
+
+    def _value(self) -> Any:
+        self._mark()
+        while True:
+            try:
+                made, end = _JSON.raw_decode(self._text, self._at)
+                if end < len(self._text):  # a number at the end may go on
+                    self._at = end
+                    return made
+            except ValueError:
+                pass  # it is cut off, most likely
+            except RecursionError:
+                raise InvalidResponse(f"{self._what}: nested too deeply") from None
+            self._read()
+
+    def _read(self) -> None:
+        """Get more text: as much again as there is, because a value that was cut off is decoded again."""
+        parts, had, got = [self._text[self._at :]], len(self._text) - self._at, 0
+        if had > self._max_object:
+            raise ResponseTooLarge(f"{self._what}: an object of more than {self._max_object >> 10} KiB")
+        while got <= had and had + got <= self._max_object:
+            if (chunk := next(self._chunks, None)) is None:
+                if got:
                     break
-                if self._depth == 1:
-                    self._last = token[0]
-                continue
-            if mark in _OPEN:
-                begin = self._opened(buffer, begin, token.start(), mark)
-                continue
-            self._depth -= 1
-            if self._in_items and self._depth == 2:
-                yield parse_object(buffer[begin:at], self._what)
-                begin = at
-            elif self._in_items and self._depth == 1:
-                self._check_gap(buffer[begin : token.start()])
-                self._in_items, begin = False, token.start()
-            elif self._depth < 0:
-                raise InvalidResponse(f"{self._what}: not JSON: a bracket is closed that was not opened")
-        keep = begin
-        if not self._in_items:
-            keep = end
-            self._text += buffer[begin:keep]
-        self._scanned, begun = end - keep, len(buffer) - end
-        del buffer[:keep]
-        self._enough = len(buffer) + begun
-
-    def _opened(self, buffer: bytearray, begin: int, start: int, mark: int) -> int:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise InvalidResponse(f"{self._what}: nested too deeply: more than {MAX_DEPTH} levels")
-        if self._in_items and self._depth == 3:
-            self._check_gap(buffer[begin:start])
-            return start
-        if not self._in_items and self._depth == 2 and mark == _OPEN[0] and self._last == self._key:
-            self._in_items = True
-            self._text += buffer[begin : start + 1]
-            return start + 1
-        return begin
-
-    def _check_gap(self, gap: bytearray) -> None:
-        if gap.strip(b" \t\r\n,"):
-            raise InvalidResponse(f"{self._what}: a list of something else than objects")
+                raise InvalidResponse(f"{self._what}: not JSON, or cut off: {self._total} bytes")
+            self._total += len(chunk)
+            if self._total > self._max_bytes:
+                raise ResponseTooLarge(f"{self._what}: a list of more than {self._max_bytes >> 20} MiB")
+            parts.append(self._decoder.decode(chunk))
+            got += len(parts[-1])
+        self._text, self._at = "".join(parts), 0
 
 
 # ---- watches
