@@ -42,8 +42,7 @@ _FILES = ("config", "kubelet-config")
 
 
 def _click_option(option: Option) -> Callable[[F], F]:
-    text = f"{option.help} [{option.default}]" if option.default else option.help
-    given: dict[str, Any] = {"help": text, "default": None, "envvar": variable_of(option.name)}
+    given: dict[str, Any] = {"help": option.help, "default": None, "envvar": variable_of(option.name)}
     if option.kind == SWITCH:
         return click.option(f"--{option.name}/--no-{option.name}", **given)
     if option.kind == KUBELET_SWITCH:

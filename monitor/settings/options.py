@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,8 @@ HOOKS = (AUTO, *NAMES)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """`parse` raises ValueError for a wrong value. `default` is what the help shows; the default itself is that of
-    RunConfig's `field` ("": a file to read, not a setting). `kubelet_key`: where a KubeletConfiguration has it.
+    """`parse` raises ValueError for a wrong value. `help` ends with the default in brackets; the default itself is that
+    of RunConfig's `field` ("": a file to read, not a setting). `kubelet_key`: where a KubeletConfiguration has it.
     `live`: a running daemon takes another value at `outrace reload`.
     """
 
@@ -36,12 +36,16 @@ class Option:
     parse: Callable[[Any], Any]
     metavar: str
     help: str
-    default: str = ""
     kind: str = TEXT
     kubelet_key: str = ""
     field: str = ""
     own_file: bool = True
     live: bool = False
+
+    @property
+    def default(self) -> str:
+        """As the help shows it."""
+        return self.help.rpartition(" [")[2].removesuffix("]") if self.help.endswith("]") else ""
 
 
 def variable_of(name: str) -> str:
@@ -49,122 +53,87 @@ def variable_of(name: str) -> str:
     return "OUTRACE_" + name.upper().replace("-", "_")
 
 
-def _setting(
-    name: str,
-    parse: Callable[[Any], Any],
-    metavar: str,
-    help: str,  # noqa: A002
-    *,
-    kubelet: bool = False,
-    **rest: Any,
-) -> Option:
-    """``kubelet``: a KubeletConfiguration has it too, by the same name in camel case."""
+def _setting(declared: str, parse: Callable[[Any], Any], text: str, kubelet: bool = False, **rest: Any) -> Option:
+    """``declared``: name and metavar. ``kubelet``: a KubeletConfiguration has it too, by its name in camel case."""
+    name, _, metavar = declared.partition(" ")
     first, *others = name.split("-")
     key = first + "".join(map(str.capitalize, others)) if kubelet else ""
-    return Option(name, parse, metavar, help, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
+    return Option(name, parse, metavar, text, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
 
 
-def _key(name: str, parse: Callable[[Any], Any], help: str, **rest: Any) -> Option:  # noqa: A002
+def _key(name: str, parse: Callable[[Any], Any], text: str, **rest: Any) -> Option:
     """A key of a KubeletConfiguration that is no option of ours."""
-    return _setting(name, parse, "", help, kubelet=True, kind=KEY, own_file=False, **rest)
+    return _setting(name, parse, text, True, kind=KEY, own_file=False, **rest)
 
 
-def _switch(name: str, help: str, **rest: Any) -> Option:  # noqa: A002
-    return _setting(name, values.boolean, "", help, **{"kind": SWITCH, "default": "false", **rest})
+def _switch(name: str, text: str) -> Option:
+    return _setting(name, values.boolean, f"{text} [false]", kind=SWITCH)
 
 
-def _choice(
-    name: str,
-    choices: Sequence[str],
-    help: str,  # noqa: A002
-    metavar: str = "",
-    gone: Mapping[str, str] | None = None,
-) -> Option:
-    """``gone``: a value of earlier versions -> what to write instead."""
-    parse = values.choice(choices, gone or {})
-    return _setting(name, parse, metavar or "|".join(choices), help, default=choices[0])
+def _choice(name: str, choices: Sequence[str], text: str, metavar: str = "", **gone: str) -> Option:
+    """The first is the default. ``gone``: a value of earlier versions -> what to write instead."""
+    declared = f"{name} {metavar or '|'.join(choices)}"
+    return _setting(declared, values.choice(choices, gone), f"{text} [{choices[0]}]")
 
 
-def _text_map(name: str, operator: str, what: str, example: str, **rest: Any) -> Option:
+def _text_map(name: str, operator: str, what: str, example: str, default: str = "none", live: bool = False) -> Option:
     """A map of signals or resources to amounts, as a kubelet's file or flag has it."""
-    return _setting(
-        name,
-        values.text_map(operator, example),
-        "MAP",
-        f"{what}, such as '{example}'.",
-        kubelet=True,
-        **{"default": "none", **rest},
-    )
+    text = f"{what}, such as '{example}'. [{default}]"
+    return _setting(f"{name} MAP", values.text_map(operator, example), text, True, live=live)
 
 
-def _urls(name: str, help: str) -> Option:  # noqa: A002
-    parse = values.urls(f"--{name}")
-    return _setting(name, parse, "URL", help, default="none", kind=TEXTS, field=f"{name}s", live=True)
+def _urls(name: str, text: str) -> Option:
+    return _setting(f"{name} URL", values.urls(f"--{name}"), f"{text} [none]", kind=TEXTS, field=f"{name}s", live=True)
 
 
 OPTIONS: tuple[Option, ...] = (
     # Files
     _setting(
-        "config",
+        "config FILE",
         values.text,
-        "FILE",
         "Read this configuration file, YAML or TOML; keys are the option names.",
         field="",
         own_file=False,
     ),
     # A node with a kubelet does not need it: outrace reads the kubelet's own settings, drop-ins included.
     _setting(
-        "kubelet-config",
+        "kubelet-config FILE",
         values.text,
-        "FILE",
-        "Read this KubeletConfiguration, unchanged.",
-        default="that of the kubelet of this node",
+        "Read this KubeletConfiguration, unchanged. [that of the kubelet of this node]",
         field="",
     ),
     # Node and pods
     _setting(
-        "node-cgroup",
-        values.text,
-        "PATH",
-        "Treat this cgroup as the node; its limit is the capacity.",
-        default="the whole machine",
+        "node-cgroup PATH", values.text, "Treat this cgroup as the node; its limit is the capacity. [the whole machine]"
     ),
     _setting(
-        "pods",
+        "pods SOURCE",
         values.pods,
-        "SOURCE",
         "Where pods come from: auto (the kubelet if there is one, else services), kubelet[:URL], apiserver, "
-        "manifests:DIR, services or cgroups.",
-        default="auto",
+        "manifests:DIR, services or cgroups. [auto]",
     ),
     _setting(
         "services",
         values.services,
-        "",
-        "Priority, request, grace and never of services, by pattern.",
+        "Priority, request, grace and never of services, by pattern. [none]",
         kind=OWN_KEY,
-        default="none",
         live=True,
     ),
     # Credentials of its own can have fewer rights than the kubelet's. Only its exec plugin runs.
     _setting(
-        "kubeconfig",
+        "kubeconfig FILE",
         values.absolute_path,
-        "FILE",
-        "Read credentials for the cluster from this kubeconfig.",
-        default="those of the pod, or the kubelet's",
+        "Read credentials for the cluster from this kubeconfig. [those of the pod, or the kubelet's]",
     ),
     # Known where the kubelet is seen; in a pod without the host's network it has to be given.
-    _setting("node-name", values.text, "NAME", "Name of the node in the cluster.", default="the kubelet's"),
+    _setting("node-name NAME", values.text, "Name of the node in the cluster. [the kubelet's]"),
     # What answers on the kubelet's port decides which pod is evicted: it has to show that it is the kubelet.
     _setting(
-        "kubelet-ca",
+        "kubelet-ca FILE",
         values.absolute_path,
-        "FILE",
-        "Trust a kubelet whose certificate this CA signed.",
-        default="require the certificate in the kubelet's own directory",
+        "Trust a kubelet whose certificate this CA signed. [require the certificate in the kubelet's own directory]",
     ),
-    _key("cgroup-root", values.optional_text, "kubepods is below it.", default="the root"),
+    _key("cgroup-root", values.optional_text, "kubepods is below it. [the root]"),
     # What is done at a crossing
     _choice(
         "mode",
@@ -175,20 +144,17 @@ OPTIONS: tuple[Option, ...] = (
     _switch("enforce", "The same as --mode enforce."),
     # A pod that stands still for longer fails its probes; what would have made room has had time.
     _setting(
-        "hold-limit",
+        "hold-limit DURATION",
         values.positive_duration_ns,
-        "DURATION",
-        "Maximum time that a pod is held before the policy decides, plus --hard-grace; in all at most twice that.",
-        default="2m",
+        "Maximum time that a pod is held before the policy decides, plus --hard-grace; in all at most twice that. [2m]",
         field="hold_limit_ns",
     ),
     # None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.
     _setting(
-        "hard-grace",
+        "hard-grace DURATION",
         values.whole_seconds_ns,
-        "DURATION",
-        "With --mode enforce on cgroup v2: hold, send SIGTERM, and SIGKILL after this or below the kill threshold.",
-        default="none",
+        "With --mode enforce on cgroup v2: hold, send SIGTERM, and SIGKILL after this or below the kill threshold. "
+        "[none]",
         field="hard_grace_ns",
     ),
     # User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.
@@ -208,14 +174,7 @@ OPTIONS: tuple[Option, ...] = (
     # Policy and thresholds
     _choice("policy", ERAS, "Release of the kubelet whose policy decides."),
     # Naming one signal switches the other defaults off, as in the kubelet.
-    _text_map(
-        "eviction-hard",
-        "<",
-        "Hard eviction thresholds",
-        "memory.available<100Mi",
-        default="those of the release",
-        live=True,
-    ),
+    _text_map("eviction-hard", "<", "Hard eviction thresholds", "memory.available<100Mi", "those of the release", True),
     _text_map("eviction-soft", "<", "Soft eviction thresholds", "memory.available<300Mi", live=True),
     _text_map(
         "eviction-soft-grace-period",
@@ -226,14 +185,12 @@ OPTIONS: tuple[Option, ...] = (
     ),
     # 0, the kubelet's default, kills at once; below 0 each pod has its own grace.
     _setting(
-        "eviction-max-pod-grace-period",
+        "eviction-max-pod-grace-period SECONDS",
         values.whole_number,
-        "SECONDS",
-        "Maximum grace of a soft eviction; below 0 the pod's own.",
+        "Maximum grace of a soft eviction; below 0 the pod's own. [0]",
+        True,
         kind=NUMBER,
-        kubelet=True,
         field="eviction_max_pod_grace_period_s",
-        default="0",
         live=True,
     ),
     # Without it a node that is just above the threshold crosses it again at the next allocation.
@@ -245,28 +202,23 @@ OPTIONS: tuple[Option, ...] = (
         live=True,
     ),
     _setting(
-        "eviction-pressure-transition-period",
+        "eviction-pressure-transition-period DURATION",
         values.duration_ns,
-        "DURATION",
-        "Time that a condition lasts after its threshold is clear.",
-        default="5m",
-        kubelet=True,
+        "Time that a condition lasts after its threshold is clear. [5m]",
+        True,
         field="eviction_pressure_transition_period_ns",
         live=True,
     ),
     _setting(
         "stall",
         values.stall_rules,
-        "",
-        "Report a pod that waits for memory for more than this share of the grace; none: never.",
+        "Report a pod that waits for memory for more than this share of the grace; none: never. [pod>50%,grace=10s]",
         kind=OWN_KEY,
-        default="pod>50%,grace=10s",
     ),
     _key(
         "enforce-node-allocatable",
         values.enforceable,
-        "With pods: the hard threshold for memory counts for the memory of all pods together too.",
-        default="pods",
+        "With pods: the hard threshold for memory counts for the memory of all pods together too. [pods]",
     ),
     # Taken off what pods may use; both have to be the kubelet's.
     _text_map("system-reserved", "=", "Reserve for the daemons of the system", "memory=500Mi"),
@@ -275,36 +227,27 @@ OPTIONS: tuple[Option, ...] = (
     _setting(
         "kernel-memcg-notification",
         values.boolean,
-        "",
-        "Accepted for compatibility; no effect.",
+        "Accepted for compatibility; no effect. [false]",
+        True,
         kind=KUBELET_SWITCH,
-        kubelet=True,
-        default="false",
     ),
     _key(
         "local-storage-capacity-isolation",
         values.boolean,
-        "Evict pods over their own limits of local storage.",
-        default="true",
+        "Evict pods over their own limits of local storage. [true]",
         field="local_storage",
     ),
     # Disks, found by where the kubelet and the container runtime keep their files
-    _setting("nodefs", values.absolute_path, "PATH", "Path on the node's file system.", default="found at start"),
+    _setting("nodefs PATH", values.absolute_path, "Path on the node's file system. [found at start]"),
     _setting(
-        "imagefs",
-        values.absolute_path,
-        "PATH",
-        "Path on the file system of images and writable layers.",
-        default="found at start",
+        "imagefs PATH", values.absolute_path, "Path on the file system of images and writable layers. [found at start]"
     ),
     # None: outrace removes nothing that it was not told to. Beside a kubelet it is the kubelet's work.
     _setting(
-        "reclaim-images",
+        "reclaim-images crictl|podman|COMMAND",
         values.prunes_images,
-        "crictl|podman|COMMAND",
         "Free disk space before pods are evicted: crictl (`crictl rmi --prune`), podman (`podman image prune --all "
-        "--force`), or a command.",
-        default="none",
+        "--force`), or a command. [none]",
     ),
     # How memory is watched
     _choice(
@@ -312,29 +255,24 @@ OPTIONS: tuple[Option, ...] = (
         HOOKS,
         f"How to watch memory: auto (the best that works), {', '.join(NAMES)}.",
         "NAME",
-        gone={"psi": POLL, "eventfd": POLL},
+        psi=POLL,
+        eventfd=POLL,
     ),
     # The daemon. Only this machine: the server knows no users.
     _setting(
-        "listen",
+        "listen HOST:PORT",
         values.listen,
-        "HOST:PORT",
-        "Serve /healthz, /readyz, /metrics and /stats/summary on this address.",
-        default="127.0.0.1:9469",
+        "Serve /healthz, /readyz, /metrics and /stats/summary on this address. [127.0.0.1:9469]",
     ),
     # Off: both name the pods of all tenants. The probes /healthz and /readyz are always answered.
     _switch("expose-metrics", "Answer /metrics and /stats/summary to other hosts and pods too."),
-    _setting("record", values.record, "FILE", "Record every input to FILE, for outrace replay.", default="none"),
+    _setting("record FILE", values.record, "Record every input to FILE, for outrace replay. [none]"),
     _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
     _urls("webhook", "POST every alert to this URL; repeatable."),
-    _setting("runbook-url", values.base_url, "", "Link alerts to pages below this URL.", kind=OWN_KEY, default="none"),
+    _setting("runbook-url", values.base_url, "Link alerts to pages below this URL. [none]", kind=OWN_KEY),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
     _setting(
-        "state-dir",
-        values.path,
-        "DIR",
-        "Keep incidents, statuses of evicted pods and the lock here.",
-        default=STATE_DIR,
+        "state-dir DIR", values.path, f"Keep incidents, statuses of evicted pods and the lock here. [{STATE_DIR}]"
     ),
     _choice("log-format", ("logfmt", "json"), "Format of log lines."),
 )
