@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ import click
 from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import node_options, resolve_here
 from monitor.cli.output import emit, output_option, plain
-from monitor.cli.top_frame import Sample, Sampler
+from monitor.cli.top_frame import Sampler
 from monitor.cli.top_screen import once
 
 _REFRESH_S = 1.0
@@ -34,45 +35,29 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
     """
     found = choose_daemon(flags, no_daemon)
     sampler = Sampler(resolve_here(flags).config if found is None else found.config, found, is_live=not is_once)
+    on_terminal = output == "table" and sys.stdout.isatty() and sys.stdin.isatty()
     try:
-        if is_once:
-            _print_once(sampler.sample(), output)
-        elif output == "table" and sys.stdout.isatty() and sys.stdin.isatty():
-            _live(sampler)
-        else:
-            _follow(sampler, output)
+        if on_terminal and not is_once:
+            from monitor.cli.top_live import live, unusable
+
+            if (why := unusable()) is None:
+                live(sampler)
+                return
+            click.echo(f"outrace: no live view: {why}", err=True)
+        _print(sampler.sample(), output)
+        while not is_once:
+            sys.stdout.write("" if output == "json" else "\n")
+            sys.stdout.flush()
+            time.sleep(_REFRESH_S)
+            _print(sampler.sample(), output)
     except KeyboardInterrupt:
         return  # Ctrl-C is how it is meant to end
     finally:
         sampler.close()
 
 
-def _print_once(sample: Sample, output: str) -> None:
+def _print(frame: Mapping[str, Any], output: str) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE
-    emit(output, sample.frame, lambda: once(sample, width))
-    for problem in sample.frame["problems"] if output == "table" else ():
+    emit(output, frame, lambda: once(frame, width))
+    for problem in frame["problems"] if output == "table" else ():
         click.echo(f"outrace: {plain(problem)}", err=True)
-
-
-def _live(sampler: Sampler) -> None:
-    """The live view, or frame after frame where the terminal cannot do it."""
-    try:
-        from monitor.cli.top_live import live, unusable
-
-        why = unusable()
-    except ImportError as error:  # a Python that was built without ncurses
-        why = f"this Python has no {error.name}"
-    if why is not None:
-        click.echo(f"outrace: no live view: {why}", err=True)
-        _follow(sampler, "table")
-        return
-    live(sampler)
-
-
-def _follow(sampler: Sampler, output: str) -> None:
-    """Frame after frame, each below the last."""
-    while True:
-        _print_once(sampler.sample(), output)
-        sys.stdout.write("" if output == "json" else "\n")
-        sys.stdout.flush()
-        time.sleep(_REFRESH_S)

@@ -31,12 +31,13 @@ from monitor.settings.config import RunConfig
 from monitor.side.node_state import pod_owners
 from monitor.side.pod_watch import pod_message
 
-_FILES = "cgroup files"
+FILES = "cgroup files"
 #: What is shown of a pod besides its figures.
 _OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
 _UNKNOWN = {**dict.fromkeys(_OF_SPEC), "spec_known": False}
 _NAMES = ("namespace", "name", "uid")
 Readings = dict[str, Reading]
+Frame = Mapping[str, Any]
 
 
 class Node:
@@ -109,7 +110,7 @@ class Node:
     def _read(self) -> tuple[Readings, list[dict[str, Any]], str]:
         """The domains, the pods, and where the figures come from."""
         if self.daemon is None:
-            return *self._read_files(), _FILES
+            return *self._read_files(), FILES
         try:
             summary = json.loads(self.daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
             domains, pods = from_summary(summary, self.source.pods, self._era)
@@ -117,9 +118,9 @@ class Node:
             self.reported = {"status": {}, **summary.get("outrace", {})}
             return domains, pods, f"daemon {self.daemon}"
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
-            origin = f"{_FILES} (the daemon {self.daemon} gave no usable answer: {type(e).__name__} {e})"
+            origin = f"{FILES} (the daemon {self.daemon} gave no usable answer: {type(e).__name__} {e})"
         except OSError as e:
-            origin = f"{_FILES} (the daemon {self.daemon} does not answer: {e})"
+            origin = f"{FILES} (the daemon {self.daemon} does not answer: {e})"
         return *self._read_files(), origin
 
     def _read_files(self) -> tuple[Readings, list[dict[str, Any]]]:
@@ -354,11 +355,6 @@ def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | No
 _STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "conditions", "lost")
 
 
-class Sample(NamedTuple):
-    frame: Mapping[str, Any]
-    asked: str = ""  # the daemon that was asked, whether or not it answered; "" for none
-
-
 class Sampler:
     """Looks at the node of ``config``, or of ``daemon``. It follows a daemon that is started again, or has another
     configuration. ``is_live`` as for `Node`. Raises MonitorError.
@@ -372,7 +368,7 @@ class Sampler:
     def close(self) -> None:
         self.node.close()
 
-    def sample(self) -> Sample:
+    def sample(self) -> Frame:
         """One look. May take some seconds where a daemon hangs. Raises MonitorError."""
         self._follow()
         node = self.node
@@ -394,7 +390,7 @@ class Sampler:
             pod["growth_bytes_per_s"] = self._trends.growth(uid)
         frame |= {"kernel_victim": looked.victim, "daemon": self._daemon()}
         frame["problems"] = [*frame["problems"], *([looked.problem] if looked.problem else [])]
-        return Sample(frame, "" if node.daemon is None else node.daemon.name)
+        return frame
 
     def _follow(self) -> None:
         """Take the daemon's configuration of now. One that does not answer keeps the last one: the frame says so."""

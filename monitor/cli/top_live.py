@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from monitor.cli.output import Line
-from monitor.cli.top_frame import Sample, Sampler
+from monitor.cli.top_frame import Frame, Sampler
 from monitor.cli.top_screen import View, problem, screen
 from monitor.errors import MonitorError
 
@@ -55,7 +55,7 @@ def unusable() -> str | None:
 
 def live(sampler: Sampler) -> None:
     """Until `q`, Ctrl-C or the end of the terminal. Raises what a look raised."""
-    view, sample, due = View(), None, 0.0
+    view, frame, due = View(), None, 0.0
     with _opened() as window:
         styles = _styles()
         size = window.getmaxyx()
@@ -65,12 +65,12 @@ def live(sampler: Sampler) -> None:
                 due = time.monotonic() + REFRESH_S
                 failure = ""
                 try:
-                    sample = sampler.sample()
+                    frame = sampler.sample()
                 except MonitorError as error:
                     failure = str(error)
             if size != (size := window.getmaxyx()):
                 window.clearok(True)  # what a terminal makes of its lines then is its own
-            _draw(window, styles, _shown(sample, failure, view, size[1], size[0]))
+            _draw(window, styles, _shown(frame, failure, view, size[1], size[0]))
             try:
                 for key in _pressed(window, due - time.monotonic()):
                     view.press(key)
@@ -78,13 +78,13 @@ def live(sampler: Sampler) -> None:
                 return
 
 
-def _shown(sample: Sample | None, failure: str, view: View, columns: int, lines: int) -> Sequence[Line]:
+def _shown(frame: Frame | None, failure: str, view: View, columns: int, lines: int) -> Sequence[Line]:
     """The last look, and why there is no newer one."""
-    if sample is None:
+    if frame is None:
         return problem(failure, columns, lines)
     if failure:
-        sample = sample._replace(frame={**sample.frame, "problems": [failure, *sample.frame["problems"]]})
-    return screen(sample, view, columns, lines)
+        frame = {**frame, "problems": [failure, *frame["problems"]]}
+    return screen(frame, view, columns, lines)
 
 
 @contextlib.contextmanager

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monitor.cli.explain_text import held_lines, suspension_lines
 from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, text_of, width_of
-from monitor.cli.top_frame import Sample
+from monitor.cli.top_frame import FILES, Frame
 from monitor.policy.signals import DOMAIN_OF
 from monitor.race.units import span
-
-Json = Mapping[str, Any]
 
 #: Pods that are shown before anything else is left out for them.
 _PODS = 4
@@ -49,55 +47,43 @@ class View:
 _MOVES = {"up": -1, "down": 1, "pgup": -_PAGE, "pgdn": _PAGE}
 
 
-class Row(NamedTuple):
-    """A pod with its place in the order of eviction, from 1; None: it is never evicted."""
-
-    rank: int | None
-    pod: Json
-
-
-class _Block(NamedTuple):
-    """Lines that are left out together; the largest ``spare`` first, 0 never."""
-
-    spare: int
-    lines: Sequence[Line]
+#: A pod with its place in the order of eviction, from 1; None: it is never evicted.
+Row = tuple[int | None, Frame]
+#: Lines that are left out together; the largest number first, 0 never.
+_Block = tuple[int, Sequence[Line]]
 
 
-def screen(sample: Sample, view: View, width: int, height: int) -> list[list[Span]]:
+def screen(frame: Frame, view: View, width: int, height: int) -> list[list[Span]]:
     """At most ``height`` lines of at most ``width`` columns."""
-    frame = sample.frame
     keys = "q quit  up down page up page down"
-    last = _Block(0, [line(Span(keys if len(keys) < width else "q quit", "dim"))])
-    blocks = [_Block(0, [_title(sample, width)]), *_memory(frame, width), *_notices(sample)]
-    blocks += [pods := _Block(0, ()), *_below(sample, width), last]
+    above, below = [*_above(frame, width, _NOTICES)], [*_below(frame, width)]
+    below.append((0, [line(Span(keys if len(keys) < width else "q quit", "dim"))]))
     found = rows(frame)
-    wanted = 1 + min(len(found) or 1, _PODS)
-    while sum(len(block.lines) for block in blocks) + wanted > height:
-        spare = max(blocks, key=lambda block: block.spare)  # the first of those
-        if spare.spare == 0:
-            break
-        blocks.remove(spare)
-    used = sum(len(block.lines) for block in blocks)
+    kept = height - 1 - min(len(found) or 1, _PODS)
+    for spare in sorted((block for block in (*above, *below) if block[0]), key=lambda block: -block[0]):
+        if sum(len(lines) for _, lines in (*above, *below)) > kept:
+            (above if spare in above else below).remove(spare)
+    used = sum(len(lines) for _, lines in (*above, *below))
     count = max(1, height - used - 1)
     view.offset = max(0, min(view.offset, len(found) - count))
     window = table(frame, found[view.offset : view.offset + count], width)
-    blocks[blocks.index(pods)] = _Block(0, [*window, *[line("")] * (height - used - len(window))])
-    whole = [one for block in blocks for one in block.lines]
+    window += [line("")] * (height - used - len(window))
+    whole = [*_lines(above), *window, *_lines(below)]
     return [clip(one, width) for one in (whole if len(whole) <= height else [*whole[: height - 1], whole[-1]])]
 
 
-def once(sample: Sample, width: int) -> Iterator[str]:
+def once(frame: Frame, width: int) -> Iterator[str]:
     """Everything, for a pipe, a file, and a terminal that places no text. Only bars and pods go by ``width``."""
-    frame = sample.frame
-    blocks = [*_memory(frame, width), *_notices(sample, most=None)]
-    above = [_title(sample, width), *(one for block in blocks for one in block.lines)]
-    below = [one for block in _below(sample, width) for one in block.lines]
-    for spans in (*above, *table(frame, rows(frame), width), *below):
+    for spans in (*_lines(_above(frame, width)), *table(frame, rows(frame), width), *_lines(_below(frame, width))):
         yield text_of(spans).rstrip()
     for name, value in frame.items():
         if name.startswith("memory_"):
             # As the scripts of the Kubernetes documentation print them: memory.available_in_kb 123
             yield f"{name.replace('_', '.', 1)} {value}"
+
+
+def _lines(blocks: Iterable[_Block]) -> list[Line]:
+    return [one for _, lines in blocks for one in lines]
 
 
 def problem(text: str, width: int, height: int) -> list[list[Span]]:
@@ -106,11 +92,10 @@ def problem(text: str, width: int, height: int) -> list[list[Span]]:
     return [clip(one, width) for one in made[:height]]
 
 
-def _title(sample: Sample, width: int) -> Line:
-    frame = sample.frame
-    daemon = frame.get("daemon")
+def _title(frame: Frame, width: int) -> Line:
+    daemon = frame["daemon"]
     if daemon is None:
-        source = f"{sample.asked} does not answer" if sample.asked else "no daemon"
+        source = "no daemon" if frame["source"] == FILES else "the daemon does not answer"
     else:
         facts = (daemon["name"], daemon["mode"], daemon["rung"], "armed" if daemon["armed"] else "")
         source = " ".join(str(fact) for fact in facts if fact)
@@ -120,36 +105,34 @@ def _title(sample: Sample, width: int) -> Line:
     return [*left, Span(" " * room + clock)] if room > 0 else left
 
 
-def _memory(frame: Json, width: int) -> Iterator[_Block]:
+def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[_Block]:
+    """Above the pods: the title, what memory is made of, the thresholds, and ``most`` lines of what is held or wrong;
+    without ``most`` all of it but for what `outrace top --once` prints to stderr.
+    """
+    yield 0, [_title(frame, width)]
     found = marks(frame)
     for spare, name in ((0, "node"), (5, "kubepods")):
         if frame[name] is not None:
-            bar, below = bar_lines(name, frame, found, width)
-            yield _Block(spare, [bar, below] if below else [bar])
-    yield _Block(6, legend(frame, width))
+            yield spare, [one for one in bar_lines(name, frame, found, width) if one]
+    yield 6, legend(frame, width)
     # Those that are met, and then the nearest, stay longest.
     near = sorted(found, key=lambda mark: mark.threshold["distance"])
     for mark in found:
-        yield _Block(1 + min(3, near.index(mark)), [threshold_line(mark, frame["forecasts"])])
-
-
-def _notices(sample: Sample, most: int | None = _NOTICES) -> Iterator[_Block]:
-    """What is held or wrong. Without ``most`` all of it but for what `outrace top --once` prints to stderr."""
-    frame = sample.frame
-    daemon = frame.get("daemon") or {}
-    texts = [] if frame.get("daemon") is not None or not sample.asked else [frame["source"]]
+        yield 1 + min(3, near.index(mark)), [threshold_line(mark, frame["forecasts"])]
+    daemon = frame["daemon"] or {}
+    texts = [] if daemon or frame["source"] == FILES else [frame["source"]]
     texts += [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
     texts += [f"node conditions: {', '.join(daemon['conditions'])}"] if daemon.get("conditions") else []
     texts += [*suspension_lines(frame["braked"]), *held_lines(frame["held"]), *_compared(frame["thresholds"])]
     texts += [] if most is None else frame["problems"]
     texts += [frame["unlisted"]] if frame["unlisted"] else []
     for text in texts[:most]:
-        yield _Block(3, [line(Span(text, "warn"))])
+        yield 3, [line(Span(text, "warn"))]
     if most is not None and len(texts) > most:
-        yield _Block(7, [line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))])
+        yield 7, [line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))]
 
 
-def _compared(thresholds: Sequence[Json]) -> Iterator[str]:
+def _compared(thresholds: Sequence[Frame]) -> Iterator[str]:
     """Whether a kubelet would evict where the formulas in force see nothing short."""
     for one in (t for t in thresholds if t["compared"] and t["met"]):
         ours = [t for t in thresholds if not t["compared"] and DOMAIN_OF[t["signal"]] == DOMAIN_OF[one["signal"]]]
@@ -158,34 +141,26 @@ def _compared(thresholds: Sequence[Json]) -> Iterator[str]:
             yield f"a kubelet would evict now ({one['signal']}); nothing is wrong: available are {left}"
 
 
-def _below(sample: Sample, width: int) -> Iterator[_Block]:
-    frame = sample.frame
-    victim = frame.get("kernel_victim")
-    if victim is not None:
-        yield _Block(2, [line("the kernel kills next: ", Span(_victim(victim, width - 23), "bad"))])
-    daemon = frame.get("daemon")
-    if daemon is not None:
-        yield _Block(3, [_losses(daemon)])
+def _below(frame: Frame, width: int) -> Iterator[_Block]:
+    if (victim := frame["kernel_victim"]) is not None:
+        yield 2, [line("the kernel kills next: ", Span(_victim(victim, width - 23), "bad"))]
+    if (daemon := frame["daemon"]) is not None:
+        yield 3, [_losses(daemon)]
 
 
-def _victim(victim: Json, room: int) -> str:
+def _victim(victim: Frame, room: int) -> str:
     """In ``room`` columns if that is possible: the pod's name is shortened for it."""
     process = f"{shorten(plain(victim['comm']), 24)} ({victim['pid']})"
     what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
-    name = plain(victim["pod"]) if victim["pod"] else ""
-    pod = f" of {shorten(name, max(8, room - len(process) - len(what) - 4))}" if name else ", in no pod"
-    return process + pod + what
+    pod = plain(victim["pod"] or "")
+    return process + (f" of {shorten(pod, max(8, room - len(process + what) - 4))}" if pod else ", in no pod") + what
 
 
-def _losses(daemon: Json) -> Line:
+def _losses(daemon: Frame) -> Line:
     """What the daemon has dropped since it started, and what may move before it sees it."""
-    lost = {where: count for where, count in (daemon["lost"] or {}).items() if count}
-    if daemon["lost"] is None:
-        records = Span("losses unknown")
-    elif lost:
-        records = Span("lost records: " + ", ".join(f"{where} {count}" for where, count in lost.items()), "bad")
-    else:
-        records = Span("no record lost")
+    lost = ", ".join(f"{where} {count}" for where, count in (daemon["lost"] or {}).items() if count)
+    none = "losses unknown" if daemon["lost"] is None else "no record lost"
+    records = Span(f"lost records: {lost}", "bad") if lost else Span(none)
     bound = daemon["bound_bytes"]
     unseen = f"; {format_bytes(bound)} may move unseen" if bound else ""
     trigger = f"; trigger {daemon['trigger']}" if daemon["trigger"] else ""
@@ -195,22 +170,22 @@ def _losses(daemon: Json) -> Line:
 # the pods
 
 
-def rows(frame: Json) -> list[Row]:
+def rows(frame: Frame) -> list[Row]:
     """The pods in the policy's order."""
     found, place = [], 0
     for pod in frame["pods"]:
         place += not pod["critical"]
-        found.append(Row(None if pod["critical"] else place, pod))
+        found.append((None if pod["critical"] else place, pod))
     return found
 
 
-def table(frame: Json, shown: Sequence[Row], width: int) -> list[list[Span]]:
+def table(frame: Frame, shown: Sequence[Row], width: int) -> list[list[Span]]:
     """The header and a line for each of these pods. Before the name stand `P` (the policy evicts it next), `K` (the
     kernel kills it next) and `H` (it is held).
     """
     cells = [dict(zip(_COLUMNS, _cells(frame, row), strict=True)) for row in shown]
     widths = {name: max(len(name), *(len(each[name]) for each in cells), 0) for name in _COLUMNS} | {"": 3}
-    stalls = any((pod.get("stall_ratio") or 0) >= _STALLS for pod in frame["pods"])
+    stalls = any((pod["stall_ratio"] or 0) >= _STALLS for pod in frame["pods"])
     kept = [name for name in _COLUMNS if name != "STALL" or stalls]
 
     def room() -> int:
@@ -232,12 +207,13 @@ def table(frame: Json, shown: Sequence[Row], width: int) -> list[list[Span]]:
     return lines if frame["pods"] else [*lines, line("no pods")]
 
 
-def _cells(frame: Json, row: Row) -> tuple[str, ...]:
-    pod, adj, victim = row.pod, row.pod.get("oom_score_adj"), frame.get("kernel_victim")
-    flags = ("P" if row.rank == 1 else "") + ("K" if victim is not None and victim["uid"] == pod["uid"] else "")
+def _cells(frame: Frame, row: Row) -> tuple[str, ...]:
+    (rank, pod), victim = row, frame["kernel_victim"]
+    adj, share = pod["oom_score_adj"], pod["stall_ratio"]
+    flags = ("P" if rank == 1 else "") + ("K" if victim is not None and victim["uid"] == pod["uid"] else "")
     return (
         flags + ("H" if any(one["uid"] == pod["uid"] for one in frame["held"]) else ""),
-        "-" if row.rank is None else str(row.rank),
+        "-" if rank is None else str(rank),
         plain(f"{pod['namespace']}/{pod['name']}".lstrip("/")),
         format_bytes(pod["over_request"]),
         format_bytes(pod["working_set"]),
@@ -245,8 +221,8 @@ def _cells(frame: Json, row: Row) -> tuple[str, ...]:
         "?" if pod["priority"] is None else str(pod["priority"]),
         _SHORT_QOS.get(pod["qos"], "?"),
         "?" if adj is None else str(adj["highest"]),
-        growth_text(pod.get("growth_bytes_per_s")),
-        "?" if (share := pod.get("stall_ratio")) is None else f"{share:.0%}",
+        growth_text(pod["growth_bytes_per_s"]),
+        "?" if share is None else f"{share:.0%}",
     )
 
 
@@ -287,11 +263,11 @@ class Mark(NamedTuple):
     """A threshold with the letter of its mark, and the use in bytes at which it is met."""
 
     letter: str
-    threshold: Json
+    threshold: Frame
     at: int
 
 
-def marks(frame: Json) -> list[Mark]:
+def marks(frame: Frame) -> list[Mark]:
     signals = frame["signals"]
     return [
         Mark(_LETTERS[i % len(_LETTERS)], one, signals[one["signal"]]["capacity"] - one["quantity"])
@@ -299,14 +275,14 @@ def marks(frame: Json) -> list[Mark]:
     ]
 
 
-def parts(domain: Json, is_machine: bool) -> dict[str, int]:
+def parts(domain: Frame, is_machine: bool) -> dict[str, int]:
     """Bytes by part. `other` is what is charged and in none of the rest: shared memory, for the most part."""
-    found = {name: domain.get(name) or 0 for name in ("anon", "kernel", "active_file", "inactive_file")}
+    found = {name: domain[name] or 0 for name in ("anon", "kernel", "active_file", "inactive_file")}
     counted = sum(count for name, count in found.items() if name != "kernel" or not is_machine)
     return {**found, "other": max(0, domain["usage"] - counted)}
 
 
-def bar_lines(name: str, frame: Json, found: Sequence[Mark], width: int) -> tuple[list[Span], list[Span]]:
+def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tuple[list[Span], list[Span]]:
     """The bar of ``node`` or ``kubepods``, and the line with its marks."""
     domain = frame[name]
     capacity = domain["capacity"]
@@ -329,16 +305,16 @@ def bar_lines(name: str, frame: Json, found: Sequence[Mark], width: int) -> tupl
     return line(Span(label, "title"), "[", *cells, "]", figures), line(" " * (_LABEL + 1), *below)
 
 
-def _growth(name: str, frame: Json) -> float | None:
+def _growth(name: str, frame: Frame) -> float | None:
     """Bytes a second: what the daemon's forecast goes by, else over the last frames."""
     for one in frame["forecasts"]:
         if (one["domain"], one["of"]) == (name, "threshold") and one["seconds"]:
             return float(one["bytes_per_s"])
-    found: int | None = frame[name].get("growth_bytes_per_s")
+    found: int | None = frame[name]["growth_bytes_per_s"]
     return found
 
 
-def _is_machine(name: str, frame: Json) -> bool:
+def _is_machine(name: str, frame: Frame) -> bool:
     return name == "node" and bool(frame["node"]["cgroup"] == frame["hierarchy"]["root"])
 
 
@@ -356,23 +332,19 @@ def _bar_cells(sizes: Mapping[str, int], capacity: int, room: int, kernel_apart:
     return [*spans, Span(_FREE * (room - column - last), "dim"), Span("k" * last, "kernel")]
 
 
-def legend(frame: Json, width: int) -> list[list[Span]]:
+def legend(frame: Frame, width: int) -> list[list[Span]]:
     """What the characters of the node's bar are, with their amounts: one line, two where it is narrow."""
     domain = frame["node"]
     sizes = parts(domain, _is_machine("node", frame))
-    entries = []
+    entries = list[Span]()
     for name, char, style in PARTS:
-        known = name == "other" or domain.get(name) is not None
-        entries.append([Span(char, style), Span(f" {name} {format_bytes(sizes[name]) if known else 'unknown'}")])
-    whole = _spaced(entries)
-    return [whole] if width_of(whole) <= width else [_spaced(entries[:3]), _spaced(entries[3:])]
+        known = name == "other" or domain[name] is not None
+        text = f" {name} {format_bytes(sizes[name]) if known else 'unknown'}  "
+        entries += [Span(char, style), Span(text)]
+    return [entries] if width_of(entries) - 2 <= width else [entries[:6], entries[6:]]
 
 
-def _spaced(entries: Sequence[list[Span]]) -> list[Span]:
-    return [one for i, entry in enumerate(entries) for one in ([Span("  ")] if i else []) + entry]
-
-
-def threshold_line(mark: Mark, forecasts: Sequence[Json]) -> list[Span]:
+def threshold_line(mark: Mark, forecasts: Sequence[Frame]) -> list[Span]:
     """A threshold: its mark, what is left, and when it is reached, with the interval of the forecast."""
     one = mark.threshold
     what = f"{one['signal']}<{one['value']} {one['kind']}" + (" (a kubelet's)" if one["compared"] else "")
@@ -381,7 +353,7 @@ def threshold_line(mark: Mark, forecasts: Sequence[Json]) -> list[Span]:
     return line(Span(f"{mark.letter} ", _style(mark)), f"{what}: ", Span(left, "bad" if one["met"] else ""), when)
 
 
-def _when(mark: Mark, forecasts: Sequence[Json]) -> str:
+def _when(mark: Mark, forecasts: Sequence[Frame]) -> str:
     """The daemon's forecast of this threshold; "" where it made none: it makes one of the nearest of a domain."""
     signal = mark.threshold["signal"]
     for one in forecasts:

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.cli.output import clip, line, plain, shorten, text_of, width_of
-from monitor.cli.top_frame import Sample
 from monitor.cli.top_screen import View, bar_lines, growth_text, legend, marks, once, problem, screen
 from tests.pods import top_frames as frames
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod
@@ -14,7 +13,7 @@ from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, f
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]\ud800"
 
 
-def text(shown: Sample, view: View | None = None, width: int = 80, height: int = 24) -> list[str]:
+def text(shown: dict[str, Any], view: View | None = None, width: int = 80, height: int = 24) -> list[str]:
     return [text_of(one).rstrip() for one in screen(shown, view or View(), width, height)]
 
 
@@ -38,7 +37,7 @@ def full() -> dict[str, Any]:
 
 def test_at_80_by_24_what_is_met_and_what_is_not_known_have_their_place() -> None:
     """All else: the screen of the documentation."""
-    lines = text(Sample(full()))
+    lines = text(full())
     assert len(lines) == 24
     assert "C allocatableMemory.available<1536Mi hard: met, 512.0Mi short" in lines
     (a,) = (one.split() for one in lines if " ns/a " in one)
@@ -51,10 +50,10 @@ def test_at_80_by_24_what_is_met_and_what_is_not_known_have_their_place() -> Non
 def test_what_stalls_has_a_column_while_a_pod_stalls() -> None:
     """Also where the screen is narrow: it is the last to be left out."""
     made = full()
-    assert not any("STALL" in one for one in text(Sample(made)))
+    assert not any("STALL" in one for one in text(made))
     made["pods"][0]["stall_ratio"], made["pods"][1]["stall_ratio"] = 0.873, None
     for width in (120, 50):
-        lines = text(Sample(made), width=width)
+        lines = text(made, width=width)
         assert [one.split()[-1] for one in lines if " ns/" in one][:3] == ["87%", "?", "0%"]
 
 
@@ -71,7 +70,7 @@ def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
     made["kernel_victim"] = frames.victim(comm, pod=name)
     made |= {"problems": [name, comm], "unlisted": name}
     made["daemon"] = daemon(name=name, mode=comm, rung=name, conditions=[name], not_ready=comm, lost={name: 1})
-    lines = screen(Sample(made, asked=name), View(), width, height)
+    lines = screen(made, View(), width, height)
     assert len(lines) <= height
     for one in lines:
         assert width_of(one) <= width
@@ -80,13 +79,13 @@ def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
     refusal = problem(f"{name} does not answer " * 9, width, height)
     assert len(refusal) <= height
     assert all(width_of(one) <= width for one in refusal)
-    for one in once(Sample(made), width):
+    for one in once(made, width):
         assert one.isascii()
         assert one.isprintable()
 
 
 def test_pods_stay_where_room_is_short_and_what_is_met_does() -> None:
-    lines = text(Sample(full()), height=12)
+    lines = text(full(), height=12)
     assert any("ns/a" in one for one in lines)
     assert any("short" in one for one in lines)
     assert lines[-1].startswith("q quit")
@@ -139,7 +138,7 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 
 def test_keys_scroll_and_end() -> None:
-    shown, view = Sample(full()), View()
+    shown, view = full(), View()
 
     def press(*keys: str) -> list[str]:
         for key in keys:
@@ -160,10 +159,10 @@ def test_keys_scroll_and_end() -> None:
 
 def test_a_daemon_that_does_not_answer_is_in_the_title_and_below() -> None:
     made = frame([pod("a")], source="cgroup files (the daemon web (pid 3) does not answer: refused)")
-    lines = text(Sample(made, asked="web"))
-    assert lines[0].startswith("outrace top  web does not answer")
+    lines = text(made)
+    assert lines[0].startswith("outrace top  the daemon does not answer")
     assert any("cgroup files (the daemon web (pid 3) does not answer" in one for one in lines)
-    assert text(Sample(made))[0].startswith("outrace top  no daemon")
+    assert text(frame())[0].startswith("outrace top  no daemon")
 
 
 def test_losses_and_what_is_wrong_are_shown() -> None:
@@ -171,17 +170,17 @@ def test_losses_and_what_is_wrong_are_shown() -> None:
         [pod("a")], daemon=daemon(lost={"channel": 3, "ring_cross": 0}, not_ready="the pods are not known yet")
     )
     made["problems"] = [f"problem {n}" for n in range(5)]
-    lines = text(Sample(made))
+    lines = text(made)
     assert any(one.startswith("lost records: channel 3;") for one in lines)
     assert "not ready: the pods are not known yet" in lines
     assert "and 3 lines more: outrace top --once | cat" in lines
     made["daemon"] = daemon(lost=None, bound_bytes=None, trigger=None)
-    assert "losses unknown" in text(Sample(made))
+    assert "losses unknown" in text(made)
 
 
 def test_once_shows_every_pod_and_no_keys() -> None:
     made = full() | {"problems": ["one"]}
-    lines = list(once(Sample(made), 80))
+    lines = list(once(made, 80))
     assert sum("ns/web" in one for one in lines) == 20
     assert not any("quit" in one for one in lines)
     assert all(len(one) <= 80 for one in lines)
@@ -194,6 +193,6 @@ def test_what_a_kubelet_would_do_by_its_own_formula() -> None:
     made["signals"]["memory.reclaimable"] = {"available": 155 * MI, "capacity": 8 * GI}
     made["thresholds"] = [frames.threshold(MEMORY, 100 * MI, 50 * MI, compared=True), ours]
     said = "a kubelet would evict now (memory.available); nothing is wrong: available are 155.0Mi by memory.reclaimable"
-    assert said in list(once(Sample(made), 80))
+    assert said in list(once(made, 80))
     ours |= {"met": True}
-    assert said not in list(once(Sample(made), 80))
+    assert said not in list(once(made, 80))

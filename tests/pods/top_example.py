@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from monitor.cli.top_frame import Sample
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod, threshold, victim
 
 
-def example() -> Sample:
+def example() -> dict[str, Any]:
     node = domain(13000 * MI, 900 * MI, 1200 * MI, 16 * GI, anon=10500 * MI, kernel=420 * MI)
     available = node["available"]
     job = pod("reindex-x7k2p", 5300 * MI, 512 * MI, namespace="batch", growth_bytes_per_s=131 * MI)
@@ -44,4 +43,4 @@ def example() -> Sample:
     made["forecasts"] = [{**forecast, **times}]
     made["kernel_victim"] = victim("python3", job["uid"], pid=20417, rss=5200 * MI, oom_score_adj=969)
     made["kernel_victim"]["pod"] = "batch/reindex-x7k2p"
-    return Sample(made, "node-7")
+    return made
