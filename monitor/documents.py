@@ -2,8 +2,7 @@
 
 What comes out are plain JSON values, as Kubernetes reads them: a date stays text. A file may have `MAX_BYTES`, and what
 it makes is bounded too: 351 bytes of aliases of aliases are 10^9 values ("billion laughs"), so aliases have a budget.
-Values are made from the parser's events in a loop: no text reaches the end of the stack, and no tree of nodes (1 KB
-each in PyYAML) is made first.
+Values are made from the parser's events: no tree of nodes (1 KB each in PyYAML) is made first.
 """
 
 from __future__ import annotations
@@ -194,23 +193,9 @@ def _loader() -> Any:
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class _Open:
-    """A map or list that is being read."""
-
-    __slots__ = ("anchor", "is_map", "key", "keys", "merges", "size", "value")
-
-    def __init__(self, value: dict[Any, Any] | list[Any], anchor: str | None) -> None:
-        self.value: Any = value
-        self.is_map = isinstance(value, dict)
-        self.anchor = anchor
-        self.size = 16
-        self.key: Any = _NONE  # of a map, whose value is awaited
-        self.keys: set[Any] = set()  # written here, not merged
-        self.merges: list[Any] = []
-
-
-_NONE: Any = object()
 _MERGE: Any = object()
+#: A value, and what an alias of it adds.
+_Made = tuple[Any, int]
 
 
 class _Builder:
@@ -218,96 +203,84 @@ class _Builder:
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
-        self._anchors: dict[str, tuple[Any, int]] = {}  # name -> value, what an alias of it adds
+        self._anchors: dict[str, _Made] = {}
         self._values = 0
         self._aliased = 0
 
     def documents(self) -> Iterator[Any]:
         import yaml
 
-        stack: list[_Open] = []
-        root: Any = None
         while not isinstance(event := self._parser.get_event(), yaml.StreamEndEvent):
-            line = event.start_mark.line + 1
             if isinstance(event, yaml.DocumentStartEvent):
-                self._count(line)
-                root = None
                 self._anchors.clear()
-            elif isinstance(event, yaml.DocumentEndEvent):
-                yield root
-            elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-                stack.append(self._opened(event, stack, line))
-            elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-                made = stack.pop()
-                _merge(made)
-                root = self._placed(stack, made.value, made.size, made.anchor, line)
-            elif isinstance(event, yaml.AliasEvent):
-                root = self._placed(stack, *self._alias(event.anchor or "", line), None, line)
-            elif isinstance(event, yaml.ScalarEvent):
-                self._count(line)
-                value = self._scalar(event, line, key=bool(stack) and stack[-1].is_map and stack[-1].key is _NONE)
-                root = self._placed(stack, value, 16 + len(event.value), event.anchor, line)
+                yield self._value(self._parser.get_event(), 0)[0]
 
-    def _count(self, line: int) -> None:
+    def _value(self, event: Any, depth: int, is_key: bool = False) -> _Made:
+        import yaml
+
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(event.anchor or "", line)
         self._values += 1
         if self._values > MAX_VALUES:
             raise UnreadableError(f"{_TOO_MANY} (line {line})")
-
-    def _opened(self, event: Any, stack: list[_Open], line: int) -> _Open:
-        self._count(line)
-        if len(stack) >= MAX_DEPTH:
-            raise UnreadableError(f"{_TOO_DEEP} (line {line})")
-        value: dict[Any, Any] | list[Any] = {} if type(event).__name__ == "MappingStartEvent" else []
-        expected = _YAML + ("map" if isinstance(value, dict) else "seq")
-        if event.tag not in (None, "!", expected):
-            raise UnreadableError(f"not YAML at line {line}: tag {shown(event.tag)} is not known here; remove it")
+        self._anchors.pop(event.anchor, None)  # an alias inside it would have no end
+        if isinstance(event, yaml.ScalarEvent):
+            made = self._scalar(event, line, is_key), 16 + len(event.value)
+        else:
+            made = self._collection(event, depth, line)
         if event.anchor is not None:
-            self._anchors.pop(event.anchor, None)  # an alias inside it would have no end
-        return _Open(value, event.anchor)
+            self._anchors[event.anchor] = made
+        return made
 
-    def _alias(self, name: str, line: int) -> tuple[Any, int]:
+    def _alias(self, name: str, line: int) -> _Made:
         if name not in self._anchors:
             why = "has no anchor before it, or is inside it"
             raise UnreadableError(f"not YAML at line {line}: alias {shown(name)} {why}; correct it")
-        value, size = self._anchors[name]
-        self._aliased += size
+        self._aliased += self._anchors[name][1]
         if self._aliased > MAX_ALIASED:
             limit = f"more than {MAX_ALIASED >> 20} MiB"
             raise UnreadableError(f"aliases repeat {limit} (line {line}); write out what they stand for")
-        return value, size
+        return self._anchors[name]
 
-    def _placed(self, stack: list[_Open], value: Any, size: int, anchor: str | None, line: int) -> Any:
-        """Put a finished value where it belongs; the value."""
-        if anchor is not None:
-            self._anchors[anchor] = (value, size)
-        if not stack:
-            return value
-        top = stack[-1]
-        top.size += size
-        if not top.is_map:
-            top.value.append(value)
-        elif top.key is _NONE:
-            self._begin_pair(top, value, line)
-        else:
-            key, top.key = top.key, _NONE
+    def _collection(self, event: Any, depth: int, line: int) -> _Made:
+        import yaml
+
+        if depth >= MAX_DEPTH:
+            raise UnreadableError(f"{_TOO_DEEP} (line {line})")
+        is_map = isinstance(event, yaml.MappingStartEvent)
+        if event.tag not in (None, "!", _YAML + ("map" if is_map else "seq")):
+            raise UnreadableError(f"not YAML at line {line}: tag {shown(event.tag)} is not known here; remove it")
+        if is_map:
+            return self._map(depth)
+        items, size = [], 16
+        while not isinstance(event := self._parser.get_event(), yaml.SequenceEndEvent):
+            value, more = self._value(event, depth + 1)
+            items.append(value)
+            size += more
+        return items, size
+
+    def _map(self, depth: int) -> _Made:
+        """What is written wins, then the first map merged."""
+        import yaml
+
+        found, written, size = dict[Any, Any](), set[Any](), 16
+        merged = list[dict[Any, Any]]()
+        while not isinstance(event := self._parser.get_event(), yaml.MappingEndEvent):
+            line = event.start_mark.line + 1
+            key, of_key = self._value(event, depth + 1, is_key=True)
+            key = _checked_key(key, written, line)
+            written.add(key)
+            value, of_value = self._value(self._parser.get_event(), depth + 1)
+            size += of_key + of_value
             if key is _MERGE:
-                top.merges.extend(_merged_maps(value, line))
+                merged += _merged_maps(value, line)
             else:
-                top.value[key] = value
-        return value
-
-    @staticmethod
-    def _begin_pair(top: _Open, key: Any, line: int) -> None:
-        if isinstance(key, dict | list):
-            raise UnreadableError(f"not YAML at line {line}: a key must be text; correct it")
-        if isinstance(key, bool | int | float | None):
-            # As text, which has a secret hash: 160,000 numbers that are chosen for theirs took half a minute.
-            key = json.dumps(key)
-        if key in top.keys:
-            name = "<<" if key is _MERGE else shown(key)
-            raise UnreadableError(f"line {line}: key {name} is given twice; remove one")
-        top.keys.add(key)
-        top.key = key
+                found[key] = value
+        for one in merged:
+            for key, value in one.items():
+                found.setdefault(key, value)
+        return found, size
 
     def _scalar(self, event: Any, line: int, key: bool) -> Any:
         import yaml
@@ -333,18 +306,22 @@ class _Builder:
             raise UnreadableError(f"not YAML at line {line}: {one_line(error)}; correct it") from None
 
 
+def _checked_key(key: Any, written: set[Any], line: int) -> Any:
+    if isinstance(key, dict | list):
+        raise UnreadableError(f"not YAML at line {line}: a key must be text; correct it")
+    if isinstance(key, bool | int | float | None):
+        # As text, which has a secret hash: 160,000 numbers that are chosen for theirs took half a minute.
+        key = json.dumps(key)
+    if key in written:
+        raise UnreadableError(f"line {line}: key {'<<' if key is _MERGE else shown(key)} is given twice; remove one")
+    return key
+
+
 def _merged_maps(value: Any, line: int) -> list[dict[Any, Any]]:
     maps = value if isinstance(value, list) else [value]
     if not all(isinstance(one, dict) for one in maps):
         raise UnreadableError(f"not YAML at line {line}: '<<' merges maps only; correct it")
     return maps
-
-
-def _merge(made: _Open) -> None:
-    """What is written wins, then the first map merged."""
-    for one in made.merges:
-        for key, value in one.items():
-            made.value.setdefault(key, value)
 
 
 def one_line(error: Exception) -> str:
