@@ -30,14 +30,8 @@ _LONGEST = 1 << 16
 _EMBEDDING, _WRAPPED = ("k3s", "rke2"), "--kubelet-arg"
 #: What MicroK8s' kubelite is given, and where the file is.
 _ARGS_FILE, _OF_MICROK8S = "--kubelet-args-file=", "/snap/microk8s/"
-
-
-#: The value of a flag with a < that no quote keeps from a shell. (systemd reads ExecStart= and files of variables.)
-_REDIRECTED = re.compile(r"""^(?!\w+=)(?:[^'"]|'[^']*'|"[^"]*")*\s--?[\w-]+[= ][^\s'"\\]*<""")
 #: A line of a map in YAML or JSON.
 _IS_CONFIGURATION = re.compile(r"""^(?:["']?kind["']?[ \t]*:|[ \t]*\{)""", re.MULTILINE)
-#: A command whose output a shell would write there.
-_COMMAND, _MOST_NESTED = re.compile(r"\$\([^()]*\)|`[^`]*`"), 4
 
 
 class Word(NamedTuple):
@@ -56,7 +50,7 @@ def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Given]]:
         text = read_text(path, "name a file with the kubelet's flags")
         found = _configuration(path, text)
         if found is None:
-            words += _unwrapped(_flags(path, text))
+            words += _flags(path, text)
         else:
             fields |= {key: Given(one, f"{path}: {key}") for key, one in found.items()}
     return words, fields
@@ -77,16 +71,16 @@ def of_process(pid: int) -> list[Word]:
         raise ConfigError(f"--pid {pid}: {error.strerror}", _NAME_IT) from None
 
 
-def of_command_line(texts: Sequence[str]) -> list[Word]:
-    """The flags that were typed after --, with or without the kubelet before them. Raises ConfigError."""
-    words = [Word(text, "") for text in texts]
-    return _kubelets("--", words) if texts and not texts[0].startswith("-") else list(_unwrapped(words))
-
-
 def of_arguments(pid: int, texts: Sequence[str]) -> list[Word]:
     """The flags of a kubelet with this command line. Raises ConfigError."""
     words = [Word(text, f"process {pid}: word {number}") for number, text in enumerate(texts, 1)]
     return _kubelets(f"--pid {pid}", words)
+
+
+def of_command_line(texts: Sequence[str]) -> list[Word]:
+    """The flags that were typed after --, with or without the kubelet before them. Raises ConfigError."""
+    words = [Word(text, "") for text in texts]
+    return _kubelets("--", words) if texts and not texts[0].startswith("-") else list(_unwrapped(words))
 
 
 def _kubelets(where: str, words: Sequence[Word]) -> list[Word]:
@@ -131,39 +125,30 @@ def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
 
 
 def _flags(path: str, text: str) -> Iterator[Word]:
-    """One flag a line, as snaps have them, with the quotes, comments and continued lines of a shell, but in a file of
-    MicroK8s; what is unrelated may hold variables.
+    """One flag a line, as snaps have them, with the quotes and comments of a shell, but in a file of MicroK8s; what is
+    unrelated may hold variables.
     """
     split = microk8s_words if _OF_MICROK8S in os.path.realpath(path) else shell_words
-    lines = [line.strip() for line in text.splitlines()]
-    if not any(line and line[0] != "#" for line in lines):
+    lines = {f"{path}:{number}": line.strip() for number, line in enumerate(text.splitlines(), 1)}
+    lines = {origin: line for origin, line in lines.items() if line and line[0] != "#"}
+    if not lines:
         raise PolicyError(f"{path}: holds no flag; {_REMEDY}")
-    for number, line in enumerate(lines, 1):
-        if not line or line[0] == "#":
-            continue
-        origin = f"{path}:{number}"
+    for origin, line in lines.items():
         if not line.startswith("-"):
-            problem = "not a flag of the kubelet on a line of its own"
-            if any(map(_REDIRECTED.search, _commands(lines[number - 1 :], script=text.startswith("#!")))):
-                raise PolicyError(
-                    f"{origin}: {problem}, and a shell redirects at its <: write 'SIGNAL<VALUE' in quotes"
-                )
-            raise PolicyError(f"{origin}: {problem}; {_REMEDY}")
+            raise PolicyError(f"{origin}: not a flag of the kubelet on a line of its own; {_REMEDY}")
         yield Word(_flag(origin, line, split), origin)
-
-
-def _commands(lines: Sequence[str], script: bool) -> list[str]:
-    """The first command with the lines that continue it; all of a ``script``."""
-    joined = re.sub(r"\\\n", " ", "\n".join(lines)).split("\n")
-    return joined if script else joined[:1]
 
 
 def _flag(origin: str, line: str, split: Callable[[str], list[str]]) -> str:
     """A flag and its value. Raises PolicyError."""
-    words = _split(origin, line, split)
-    in_one = "=" in words[0]  # the flag and its value
-    if words[0].partition("=")[0] == _WRAPPED and words != [_WRAPPED]:  # alone its value is in the next line
-        in_one, words = True, [word.text for word in _unwrapped(Word(one, origin) for one in words)]
+    if len(line) > _LONGEST:
+        raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
+    try:
+        words = split(line)
+    except ValueError:
+        raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
+    in_one = "=" in words[0] or words[0] == _WRAPPED  # the flag and its value
+    words = [word.text for word in _unwrapped(Word(one, origin) for one in words)]
     name, equals, text = words[0].partition("=")
     more = words[1:] if in_one else words[2:]
     if any(re.match(r"-\D", word) for word in words[1:]):
@@ -176,15 +161,3 @@ def _flag(origin: str, line: str, split: Callable[[str], list[str]]) -> str:
     if "$" in text and (matters or name == "--feature-gates"):
         raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")
     return f"{name}={text}" if equals or (not in_one and len(words) > 1) else name
-
-
-def _split(origin: str, line: str, split: Callable[[str], list[str]]) -> list[str]:
-    """The words of a line, one at least; $ for a command. Raises PolicyError."""
-    if len(line) > _LONGEST:
-        raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
-    for _ in range(_MOST_NESTED):
-        line = _COMMAND.sub("$", line)
-    try:
-        return split(line)
-    except ValueError:
-        raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
