@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import TypeVar
 
 from monitor.errors import InUseError, MonitorError
 from monitor.hot.sd_notify import Service
-from monitor.kernel.procfs import Process
 from monitor.side.export.log import Log
 
 T = TypeVar("T")
@@ -27,8 +23,6 @@ _LOOK_S = 0.5
 #: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
 #: has its turn (a probe would try again after a second).
 _BACKLOG = 1024
-#: Descriptors read to name the process that has a port, at most, 2 us each: users open millions.
-_MOST = 100_000
 
 
 def in_turn(
@@ -78,11 +72,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        holder = _listener(port) if error.errno == errno.EADDRINUSE else "what has it"
         raised = InUseError if error.errno == errno.EADDRINUSE else MonitorError
-        raise raised(
-            f"--listen {host}:{port}: {error.strerror}", f"stop {holder}, or name another with --listen HOST:PORT"
-        ) from None
+        remedy = f"stop what has it (ss -tlnp 'sport = {port}'), or name another with --listen HOST:PORT"
+        raise raised(f"--listen {host}:{port}: {error.strerror}", remedy) from None
     return listener
 
 
@@ -111,35 +103,3 @@ def address_of(listener: socket.socket) -> tuple[str, int]:
         return "nowhere", 0
     host, port = listener.getsockname()[:2]
     return str(host), int(port)
-
-
-def _listener(port: int) -> str:
-    """The process that listens on a TCP port, as far as it may be asked. By its short name: a user can have a read of
-    its command line wait for ever (a FUSE mount), and the start with it.
-    """
-    sockets = set(_listening(port))
-    for pid, link in islice(_descriptors(), _MOST):
-        if link in sockets:
-            with contextlib.suppress(OSError), Process(pid) as process:
-                return f"{process.comm()} (pid {pid})"
-    return "what has it"
-
-
-def _listening(port: int) -> Iterator[str]:
-    """The sockets that listen on it, as links of descriptors name them."""
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError), open(table) as lines:
-            for fields in map(str.split, lines):
-                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield f"socket:[{fields[9]}]"
-
-
-def _descriptors() -> Iterator[tuple[int, str]]:
-    """Pid and link of each descriptor of each process."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as found:
-            for descriptor in found:
-                link = ""
-                with contextlib.suppress(OSError):  # closed meanwhile
-                    link = os.readlink(descriptor.path)
-                yield int(pid), link
