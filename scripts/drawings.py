@@ -98,7 +98,7 @@ def processes() -> str:
 # -- the screen of top -------------------------------------------------------------------------------------------------
 
 COLUMNS, LINES, CELL, PITCH, EDGE = 80, 22, 8.4, 18, 14
-#: By the styles of `monitor.cli.top_live`, on a dark ground; "" is plain text.
+#: By the styles of `monitor.cli.top`, on a dark ground; "" is plain text.
 COLOURS = {
     "": "#e6edf3",
     "title": "#ffffff",

@@ -111,7 +111,7 @@ class Finite(click.FloatRange):
 
 
 class Span(NamedTuple):
-    """``style`` is one of `monitor.cli.top_live` (`_COLOURS`, `_PLAIN`), "" for plain text."""
+    """``style`` is one of `monitor.cli.top` (`_COLOURS`, `_PLAIN`), "" for plain text."""
 
     text: str
     style: str = ""

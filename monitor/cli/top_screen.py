@@ -37,7 +37,7 @@ class View:
     ended: bool = False
 
     def press(self, key: str) -> None:
-        """``key`` as `monitor.cli.top_live` names it."""
+        """``key`` as `monitor.cli.top` names it."""
         if key == "q":
             self.ended = True
         elif key in _MOVES:
