@@ -105,36 +105,29 @@ def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved
     if isinstance(release, Given):
         options = {**options, "policy": release}
     resolved = resolve(options, file) if file is not None else resolve(options, found[0] if found else None, found[1:])
+    config = resolved.config
     if isinstance(release, str):
-        where = ", ".join(source.name for source in (file, *found) if source is not None)
-        resolved = _assumed(resolved, f"{HUGE_PAGES_GATE} is not set in {where or 'what can be read'}; {release}")
-    if file is not None:
-        return resolved
-    own = {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
-    config = dataclasses.replace(
-        resolved.config,
-        kubelet_differs=differences(own, found),
-        kubelet_unread="; ".join(unread),
-        hard_guessed=bool(unread) and "eviction-hard" not in options and "eviction-hard" not in kubelet.flags,
-    )
+        where = ", ".join(source.name for source in (file, *found) if source is not None) or "what can be read"
+        why = f"{DEFAULT}; {HUGE_PAGES_GATE} is not set in {where}; {release}"
+        config = dataclasses.replace(config, origins={**config.origins, "policy": why})
+    if file is None:
+        config = dataclasses.replace(
+            config,
+            kubelet_differs=differences(_parsed(options), found),
+            kubelet_unread="; ".join(unread),
+            hard_guessed=bool(unread) and "eviction-hard" not in options and "eviction-hard" not in kubelet.flags,
+        )
     return resolved._replace(config=config)
-
-
-def _assumed(resolved: Resolved, why: str) -> Resolved:
-    """The default release, with the reason in its origin."""
-    origins = {**resolved.config.origins, "policy": f"{DEFAULT}; {why}"}
-    return resolved._replace(config=dataclasses.replace(resolved.config, origins=origins))
 
 
 def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: tuple[Source, ...] = ()) -> Resolved:
     """The options of outrace itself (by option name, not parsed) over a kubelet's files. Raises ConfigError."""
     own = _by_gate(tuple(filter(None, (file, *drop_ins))))
-    own |= {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
+    own |= _parsed(options)
     rules = era(own["policy"].value if "policy" in own else CURRENT.name)
     for source in filter(None, (file, *drop_ins)):
-        if not isinstance(source.content.get(configuration.MERGE_DEFAULTS), bool | None):
-            problem = f"{source.content[configuration.MERGE_DEFAULTS]!r} is not true or false"
-            raise ConfigError(f"{source.name}: {configuration.MERGE_DEFAULTS}: {problem}")
+        if not isinstance(merge := source.content.get(configuration.MERGE_DEFAULTS), bool | None):
+            raise ConfigError(f"{source.name}: {configuration.MERGE_DEFAULTS}: {merge!r} is not true or false")
     kubelets = {s.kubelet_key: own[s.name] for s in SETTINGS if s.kubelet_key and s.name in own}
     try:
         settings = configuration.in_force(file, drop_ins, kubelets, rules)
@@ -236,6 +229,10 @@ def _own_settings(
     return from_file | {name: Given(value, variables.get(name, f"--{name}")) for name, value in given.items()}
 
 
+def _parsed(options: Mapping[str, Given]) -> dict[str, Given]:
+    return {s.name: Given(_parse(s, options[s.name]), options[s.name].origin) for s in SETTINGS if s.name in options}
+
+
 def _parse(setting: Option, given: Given) -> Any:
     if _has_nul(given.value):
         raise ConfigError(f"{given.origin}: holds a NUL character", "no name or path can")
@@ -295,22 +292,26 @@ def _check_thresholds(config: RunConfig, settings: Settings, rules: Era, ours: C
         raise ConfigError(f"eviction thresholds: {error}") from None
 
 
+_QUANTITY = "write a quantity such as 100Mi, or a percentage such as 5%"
+_PAIRS = "write --eviction-hard 'memory.available<100Mi', --eviction-minimum-reclaim 'memory.available=0Mi'"
+#: What to do about a message of the kubelet that begins so; of a malformed pair, that has the first.
+_REMEDIES = {
+    "expect signal=": "write NAME=VALUE,..., as in memory=500Mi or memory.available=1m30s",
+    "malformed pair": _PAIRS,
+    "unsupported eviction signal": "signals are {signals}",
+    "grace period must be": "give it one: --eviction-soft-grace-period SIGNAL=30s (evictionSoftGracePeriod)",
+    "time:": "write a duration such as 90s or 1m30s",
+    "quantities must": _QUANTITY,
+    "unable to parse": _QUANTITY,
+    "strconv": _QUANTITY,
+}
+
+
 def _remedy(problem: str, rules: Era | None = None, *, own: bool = False) -> str:
     """What to do about one of the kubelet's messages. ``own``: outrace's own signals are good there as well."""
-    if problem.startswith("unsupported eviction signal"):
-        ours = f"; outrace's own {', '.join(OWN_SIGNALS)}" if own else ""
-        return f"signals are {', '.join((rules or CURRENT).signals)}{ours}"
-    if problem.startswith("grace period must be specified"):
-        return "give it one: --eviction-soft-grace-period SIGNAL=30s (evictionSoftGracePeriod)"
-    if problem.startswith("malformed pair") and "expect signal=" in problem:
-        return "write NAME=VALUE,..., as in memory=500Mi or memory.available=1m30s"
-    if problem.startswith("malformed pair"):
-        return "write --eviction-hard 'memory.available<100Mi', --eviction-minimum-reclaim 'memory.available=0Mi'"
-    if problem.startswith("time:"):
-        return "write a duration such as 90s or 1m30s"
-    if problem.startswith(("quantities must", "unable to parse", "strconv")):
-        return "write a quantity such as 100Mi, or a percentage such as 5%"
-    return ""
+    ours = f"; outrace's own {', '.join(OWN_SIGNALS)}" if own else ""
+    kind = "expect signal=" if "expect signal=" in problem else next(filter(problem.startswith, _REMEDIES), "")
+    return _REMEDIES.get(kind, "").format(signals=", ".join((rules or CURRENT).signals) + ours)
 
 
 def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, str]) -> None:
@@ -332,27 +333,24 @@ def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, st
 
 def check_mode(config: RunConfig) -> None:
     """Raises ConfigError for an option that the mode has no use for."""
-    origins = config.origins
-    if origins.get("hold_limit_ns", "default") != "default" and not config.holds:
-        raise ConfigError(f"{origins['hold_limit_ns']}: nothing is held in mode {config.mode}", "give --mode hold too")
-    if config.hard_grace_ns:
-        _check_hard_grace(config, origins)
-    if config.hold and config.trigger == "kernel":
-        raise ConfigError(
-            f"{origins['trigger']}: kernel kills at the crossing, where mode hold ({origins['enforce']}) brakes",
-            "leave --trigger out, or give --mode enforce",
-        )
-
-
-def _check_hard_grace(config: RunConfig, origins: Mapping[str, str]) -> None:
-    no_kill = f"no pod is killed at a hard threshold in mode {config.mode}"
-    for refused, why, remedy in (
-        (config.mode != ENFORCE, no_kill, "--mode enforce"),
-        (not config.kills, "with --evict-by api the kubelet gives the grace", "--evict-by kill"),
-        (config.trigger == "kernel", "--trigger kernel kills without any grace", "--trigger user"),
-    ):
-        if refused:
-            raise ConfigError(f"{origins['hard_grace_ns']}: {why}", f"give {remedy}, or leave --hard-grace out")
+    limit, grace, trigger = (
+        config.origins.get(name, DEFAULT) for name in ("hold_limit_ns", "hard_grace_ns", "trigger")
+    )
+    mode, kernel = config.mode, config.trigger == "kernel"
+    problem, remedy = "", ""
+    if limit != DEFAULT and not config.holds:
+        problem, remedy = f"{limit}: nothing is held in mode {mode}", "give --mode hold too"
+    elif config.hard_grace_ns and mode != ENFORCE:
+        problem, remedy = f"{grace}: no pod is killed at a hard threshold in mode {mode}", "give --mode enforce"
+    elif config.hard_grace_ns and not config.kills:
+        problem, remedy = f"{grace}: with --evict-by api the kubelet gives the grace", "give --evict-by kill"
+    elif config.hard_grace_ns and kernel:
+        problem, remedy = f"{grace}: --trigger kernel kills without any grace", "give --trigger user"
+    elif config.hold and kernel:
+        why = f"kernel kills at the crossing, where mode hold ({config.origins['enforce']}) brakes"
+        problem, remedy = f"{trigger}: {why}", "leave --trigger out, or give --mode enforce"
+    if problem:
+        raise ConfigError(problem, remedy + (", or leave --hard-grace out" if problem.startswith(f"{grace}: ") else ""))
 
 
 def check_kernel(config: RunConfig, cgroup_version: int) -> None:
