@@ -40,10 +40,13 @@ def emit(output: str, data: object, text: Callable[[], Iterable[str]]) -> None:
         click.echo(line, color=colour)
 
 
-def yaml_lines(data: object) -> list[str]:
+def yaml_lines(data: object, inline: bool = False) -> list[str]:
+    """``inline``: what has only values in it stands on one line."""
     import yaml
 
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True)).rstrip("\n").split("\n")
+    flow = None if inline else False
+    made = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=160, default_flow_style=flow)
+    return str(made).rstrip("\n").split("\n")
 
 
 def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]], prose: bool = False) -> list[str]:
@@ -61,8 +64,8 @@ def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]], prose:
 
 
 def _numeric(cell: str) -> bool:
-    """Whether it looks like a number, possibly with a unit: `-`, `12`, `-1.5Mi`, `97%`, `1.08x`."""
-    return cell == "-" or cell.lstrip("-")[:1].isdigit()
+    """Whether it looks like a number, possibly with a unit, or like none: `12`, `-1.5Mi`, `97%`, `1.08x`, `-`, `?`."""
+    return cell in ("-", "?", "=") or cell.lstrip("+-")[:1].isdigit()
 
 
 def clean(text: object) -> str:

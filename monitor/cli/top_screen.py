@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from monitor.cli.explain_text import held_lines, suspension_lines
-from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, text_of, width_of
+from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, table_lines, text_of, width_of
 from monitor.cli.top_frame import FILES, Frame
 from monitor.policy.signals import DOMAIN_OF
 from monitor.race.units import span
@@ -17,16 +17,10 @@ _PODS = 4
 #: Of what is held or wrong, as many lines.
 _NOTICES = 3
 _PAGE = 10
-#: At least so much of a name is shown before columns are left out.
-_NAME = 22
-_COLUMNS = ("", "#", "POD", "OVER", "USED", "REQUEST", "PRIORITY", "QOS", "ADJ", "GROWTH", "STALL")
-#: To the left; the others to the right.
-_ALIGNED = dict.fromkeys(("", "POD", "QOS"), "<")
-#: Left out in this order where the screen is narrow.
-_SPARE = ("REQUEST", "QOS", "USED", "PRIORITY", "ADJ", "GROWTH", "STALL")
+#: Columns beside the name, of which so much is always shown.
+_COLUMNS, _NAME = ("", "#", "STALL", "OVER", "USED", "PRIORITY", "ADJ", "GROWTH"), 22
 #: The column is there from this share of a second on.
 _STALLS = 0.01
-_SHORT_QOS = {"Guaranteed": "Guar", "Burstable": "Burst", "BestEffort": "BestE"}
 
 
 @dataclass
@@ -180,50 +174,37 @@ def rows(frame: Frame) -> list[Row]:
 
 
 def table(frame: Frame, shown: Sequence[Row], width: int) -> list[list[Span]]:
-    """The header and a line for each of these pods. Before the name stand `P` (the policy evicts it next), `K` (the
-    kernel kills it next) and `H` (it is held).
+    """The header and a line for each of these pods, names shortened to fit. At its beginning stand `P` (the policy
+    evicts it next), `K` (the kernel kills it next) and `H` (it is held).
     """
-    cells = [dict(zip(_COLUMNS, _cells(frame, row), strict=True)) for row in shown]
-    widths = {name: max(len(name), *(len(each[name]) for each in cells), 0) for name in _COLUMNS} | {"": 3}
-    stalls = any((pod["stall_ratio"] or 0) >= _STALLS for pod in frame["pods"])
-    kept = [name for name in _COLUMNS if name != "STALL" or stalls]
-
-    def room() -> int:
-        return width - sum(widths[name] for name in kept if name != "POD") - (len(kept) - 1)
-
-    for spare in _SPARE:
-        if room() >= min(widths["POD"], _NAME):
-            break
-        if spare in kept:
-            kept.remove(spare)
-    widths["POD"] = max(1, min(widths["POD"], room()))
-
-    def laid(each: Mapping[str, str]) -> str:
-        texts = {name: shorten(each[name], widths[name]) for name in kept}
-        return " ".join(f"{text:{_ALIGNED.get(name, '>')}{widths[name]}}" for name, text in texts.items()).rstrip()
-
-    lines = [line(Span(laid({name: name for name in _COLUMNS}), "dim"))]
-    lines += [line(Span(laid(each), "bad" if "K" in each[""] else "")) for each in cells]
-    return lines if frame["pods"] else [*lines, line("no pods")]
+    cells = [_cells(frame, row) for row in shown]
+    columns = list(_COLUMNS)
+    if all((pod["stall_ratio"] or 0) < _STALLS for pod in frame["pods"]):
+        columns.remove("STALL")
+    used = len(max(table_lines(columns, [[each[name] for name in columns] for each in cells]), key=len))
+    room = max(_NAME, width - used - 2)
+    columns.insert(2, "POD")
+    head, *lines = table_lines(columns, [[shorten(each[name], room) for name in columns] for each in cells])
+    made = [line(Span(head, "dim"))]
+    made += [line(Span(text, "bad" if "K" in each[""] else "")) for text, each in zip(lines, cells, strict=True)]
+    return made if frame["pods"] else [*made, line("no pods")]
 
 
-def _cells(frame: Frame, row: Row) -> tuple[str, ...]:
+def _cells(frame: Frame, row: Row) -> dict[str, str]:
     (rank, pod), victim = row, frame["kernel_victim"]
     adj, share = pod["oom_score_adj"], pod["stall_ratio"]
     flags = ("P" if rank == 1 else "") + ("K" if victim is not None and victim["uid"] == pod["uid"] else "")
-    return (
-        flags + ("H" if any(one["uid"] == pod["uid"] for one in frame["held"]) else ""),
-        "-" if rank is None else str(rank),
-        plain(f"{pod['namespace']}/{pod['name']}".lstrip("/")),
-        format_bytes(pod["over_request"]),
-        format_bytes(pod["working_set"]),
-        format_bytes(pod["request"]),
-        "?" if pod["priority"] is None else str(pod["priority"]),
-        _SHORT_QOS.get(pod["qos"], "?"),
-        "?" if adj is None else str(adj["highest"]),
-        growth_text(pod["growth_bytes_per_s"]),
-        "?" if share is None else f"{share:.0%}",
-    )
+    return {
+        "": flags + ("H" if any(one["uid"] == pod["uid"] for one in frame["held"]) else ""),
+        "#": "-" if rank is None else str(rank),
+        "POD": plain(f"{pod['namespace']}/{pod['name']}".lstrip("/")),
+        "STALL": "?" if share is None else f"{share:.0%}",
+        "OVER": format_bytes(pod["over_request"]),
+        "USED": format_bytes(pod["working_set"]),
+        "PRIORITY": "?" if pod["priority"] is None else str(pod["priority"]),
+        "ADJ": "?" if adj is None else str(adj["highest"]),
+        "GROWTH": growth_text(pod["growth_bytes_per_s"]),
+    }
 
 
 def growth_text(count: float | None) -> str:

@@ -41,20 +41,19 @@ def test_at_80_by_24_what_is_met_and_what_is_not_known_have_their_place() -> Non
     assert len(lines) == 24
     assert "C allocatableMemory.available<1536Mi hard: met, 512.0Mi short" in lines
     (a,) = (one.split() for one in lines if " ns/a " in one)
-    assert a[:6] == ["PK", "1", "ns/a", "250.0Mi", "300.0Mi", "50.0Mi"]
-    assert a[-4:] == ["0", "Burst", "900", "+12.0Mi/s"]
+    assert a == ["PK", "1", "ns/a", "250.0Mi", "300.0Mi", "0", "900", "+12.0Mi/s"]
     (unknown,) = (one.split() for one in lines if "ns/b" in one)
-    assert unknown[2:] == ["-", "200.0Mi", "-", "?", "?", "?", "?"]
+    assert unknown[2:] == ["-", "200.0Mi", "?", "?", "?"]
 
 
 def test_what_stalls_has_a_column_while_a_pod_stalls() -> None:
-    """Also where the screen is narrow: it is the last to be left out."""
+    """Also where the screen is narrow: other columns are cut."""
     made = full()
     assert not any("STALL" in one for one in text(made))
     made["pods"][0]["stall_ratio"], made["pods"][1]["stall_ratio"] = 0.873, None
     for width in (120, 50):
         lines = text(made, width=width)
-        assert [one.split()[-1] for one in lines if " ns/" in one][:3] == ["87%", "?", "0%"]
+        assert [one.split(" ns/")[1].split()[1] for one in lines if " ns/" in one][:3] == ["87%", "?", "0%"]
 
 
 names = st.text(max_size=40) | st.just(HOSTILE)
