@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
 from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.cli.daemons import choose_daemon, no_daemon_option
-from monitor.cli.explain_node import Situation, look
 from monitor.cli.explain_text import lines
-from monitor.cli.options import as_settled, node_options, resolve_here
+from monitor.cli.options import as_settled, node_options, resolve_here, with_disks
 from monitor.cli.output import emit, output_option
 from monitor.cli.top_frame import Node
 from monitor.errors import ConfigError, MonitorError
-from monitor.kernel import cgroup_procs
+from monitor.kernel import cgroup_procs, cgroupfs, disks
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod
+from monitor.pods.storage import Roots, measure, process_stats
+from monitor.policy import signals
 from monitor.policy.admission import admit
-from monitor.policy.eviction_pass import run_pass
+from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
-from monitor.policy.kubelet_pass import message_for, storage_violation
+from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass, message_for, storage_violation
 from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
-from monitor.policy.signals import ALL_SIGNALS, IN_BYTES, MEMORY_SIGNALS, OWN_SIGNALS, PID, RESOURCE, Observation
+from monitor.policy.signals import MEMORY, PID, Observation
+from monitor.policy.stats import Summary
 from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
-from monitor.policy.victims import Ranked
+from monitor.policy.victims import Ranked, rank_pods
+from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, resolved_again
+
+_DISK_SIGNALS = frozenset(signals.KUBELET_SIGNALS) - signals.MEMORY_SIGNALS - {PID}
+STORAGE = "ephemeral-storage"
 
 
 @click.command()
@@ -46,15 +54,11 @@ def explain(pod: str | None, signal: str | None, no_daemon: bool, output: str, *
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
     a node: that node, with figures from the cgroup files. The output says which.
     """
-    if signal is not None and signal not in ALL_SIGNALS:
-        raise ConfigError(f"--signal: {signal!r} is not an eviction signal", f"signals are {', '.join(ALL_SIGNALS)}")
-    if (policy := settings["policy"]) == "all" or "," in (policy or ""):
-        raise ConfigError("--policy: several releases side by side are gone", "run explain once for each")
     found = choose_daemon(settings, no_daemon)
     resolved = resolved_again(found.config) if found is not None else resolve_here(settings)
     config = as_settled(resolved.config)
     rules = config.pass_config().era
-    if signal is not None and signal not in (*rules.signals, *OWN_SIGNALS):
+    if signal is not None and signal not in (*rules.signals, *signals.OWN_SIGNALS):
         raise ConfigError(f"--signal: {rules.name} does not know {signal}", f"it knows {', '.join(rules.signals)}")
     with closing(Node(config, found)) as node:
         seen = look(node, signal)
@@ -82,19 +86,11 @@ def _find(order: Sequence[Ranked], text: str) -> Ranked:
     ]
     if len(found) == 1:
         return found[0]
+    names = ", ".join(label(one.pod) for one in (found or order)[:10])
     if found:
-        raise MonitorError(
-            f"{len(found)} pods are called {text}", f"say which: {', '.join(label(one.pod) for one in found)}"
-        )
-    names = list(dict.fromkeys(name for one in order for name in (label(one.pod), one.pod.name, one.pod.uid)))
-    close = difflib.get_close_matches(text, names, 3, 0.5)
-    if close:
-        remedy = f"did you mean {' or '.join(close)}?"
-    elif order:
-        remedy = f"pods are {', '.join(label(one.pod) for one in order[:10])}{', ...' if len(order) > 10 else ''}"
-    else:
-        remedy = "there are no pods here: say where they are with --pods manifests:DIR or --node-cgroup PATH"
-    raise MonitorError(f"no pod {text!r}", remedy)
+        raise MonitorError(f"{len(found)} pods are called {text}", f"say which: {names}")
+    nothing = "there are no pods here: say where they are with --pods manifests:DIR or --node-cgroup PATH"
+    raise MonitorError(f"no pod {text!r}", f"pods are {names}" if order else nothing)
 
 
 def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
@@ -154,7 +150,7 @@ def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) ->
             "capacity": None if o is None else o.capacity,
             "distance": None if o is None or quantity is None else o.available - quantity,
             "met": o is not None and t.met(o.available, o.capacity),
-            "in_bytes": RESOURCE[t.signal] in IN_BYTES,
+            "in_bytes": signals.RESOURCE[t.signal] in signals.IN_BYTES,
             "first": t == acting,
         }
         rows.append(row)
@@ -184,10 +180,137 @@ def _order(seen: Situation, order: Sequence[Ranked]) -> list[dict[str, Any]]:
     ]
 
 
+# The node as one answer of the Summary API, and a pass of the policy over it.
+
+
+@dataclass(frozen=True)
+class Situation:
+    """The node as it is now. ``summary`` has what was measured, ``result`` what a first pass of a fresh daemon decides
+    on it (a soft threshold begins its grace there), ``signal`` what the pods are ranked for. ``frame`` is `top`'s;
+    ``held`` are the conditions of the daemon that answered, None without one.
+    """
+
+    config: RunConfig
+    rules: PassConfig
+    node: Node
+    frame: Mapping[str, Any]
+    found: Mapping[str, FoundPod]
+    summary: Summary
+    result: KubeletResult
+    signal: str
+    held: tuple[str, ...] | None
+    problems: Sequence[str]
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The node's conditions: those the daemon holds, transition period included, else those of the pass."""
+        if self.held is not None:
+            return self.held
+        return tuple(sorted(self.result.outcome.conditions)) if self.result.outcome is not None else ()
+
+    def order(self) -> list[Ranked]:
+        pods = [found.pod for found in self.found.values()]
+        return rank_pods(self.signal, pods, self.summary.pods, self.rules.layout, self.rules.era)
+
+
+def look(node: Node, signal: str | None) -> Situation:
+    """Measure the node and let the policy pass over it.
+
+    ``signal`` None is the one a pass would act on, else one that waits for its grace, else ``memory.available``.
+    Raises MonitorError.
+    """
+    config, found_disks = with_disks(node.config)
+    frame, source = node.frame(), node.source
+    measured = {pod["uid"] for pod in frame["pods"]}
+    # One that ended since the poll has no figures, and would rank first for that.
+    found = {uid: pod for uid, pod in source.pods.items() if uid in measured or cgroupfs.exists(pod.cgroup)}
+    observations = _observe(frame, found_disks)
+    rules = config.pass_config()
+    if signal is None:
+        outcome = run_pass(rules, State(), observations, 0, lambda _: ()).outcome
+        wanted = outcome.starved or next(iter(outcome.observed), None)
+        signal = MEMORY if wanted is None else wanted.signal
+    problems = [*source.problems, *filter(None, (source.unlisted_text(),)), *_unknown_pods(frame, found)]
+    stats = {pod["uid"]: _stats(pod, found[pod["uid"]], node.hierarchy) for pod in frame["pods"] if pod["uid"] in found}
+    problems += _measure(config, stats, found, signal, Roots.of(found_disks))
+    summary = Summary({"pods": list(stats.values())})
+    summary.observations |= observations
+    pods = [one.pod for one in found.values()]
+    # What cleaning up would free is not known before it is done: as if it were not enough.
+    result = kubelet_pass(rules, State(), pods, lambda: summary, 0, lambda _: None)
+    held = None
+    if node.daemon is not None and frame["source"].startswith("daemon "):
+        held = tuple(sorted(node.daemon.info.conditions))
+    return Situation(config, rules, node, frame, found, summary, result, signal, held, problems)
+
+
+def _unknown_pods(frame: Mapping[str, Any], found: Mapping[str, FoundPod]) -> list[str]:
+    unknown = [f"{pod['namespace']}/{pod['name']}" for pod in frame["pods"] if pod["uid"] not in found]
+    if not unknown:
+        return []
+    return [f"the daemon also knows {', '.join(unknown)}, left out here: give explain the --pods the daemon has"]
+
+
+def _observe(frame: Mapping[str, Any], found: Disks) -> dict[str, Observation]:
+    """What each signal reads: of memory by the frame, of disks and process ids now."""
+    seen = {signal: Observation(of["available"], of["capacity"], 0) for signal, of in frame["signals"].items()}
+    for path, (space, inodes) in zip((found.nodefs, found.imagefs, found.imagefs), signals.OF_DISK, strict=True):
+        fs = disks.file_system(path)
+        seen[space] = Observation(fs.available, fs.capacity, 0)
+        if fs.inodes is not None and fs.inodes_free is not None:
+            seen[inodes] = Observation(fs.inodes_free, fs.inodes, 0)
+    most, running = disks.pid_counts()
+    return seen | {PID: Observation(most - running, most, 0)}
+
+
+def _stats(pod: Mapping[str, Any], found: FoundPod, hierarchy: Hierarchy) -> dict[str, Any]:
+    """The memory of a pod of the frame, in the shape of the Summary API."""
+    return {
+        "podRef": {key: pod[key] for key in ("name", "namespace", "uid")},
+        "memory": {"workingSetBytes": pod["working_set"]},
+        "containers": list(_containers(hierarchy, found)),
+    }
+
+
+def _containers(hierarchy: Hierarchy, pod: FoundPod) -> Iterator[dict[str, Any]]:
+    """The working set of each container, which only messages name: always from the cgroup files."""
+    for name, path in pod.containers.items():
+        with suppress(cgroupfs.CgroupGone):
+            yield {"name": name, "memory": {"workingSetBytes": cgroupfs.read_cgroup(hierarchy, path).working_set}}
+
+
+def _measure(
+    config: RunConfig, stats: dict[str, Any], found: Mapping[str, FoundPod], signal: str, roots: Roots
+) -> list[str]:
+    """Add what ranking for ``signal`` and the pods' own limits of storage take beside memory; the problems met.
+
+    Walks the pods' directories for a disk signal, and those of pods with such limits always.
+    """
+    problems: list[str] = []
+    for uid, pod in found.items():
+        if signal in signals.MEMORY_SIGNALS and uid not in stats:
+            continue  # without memory figures it is one without stats, and ranks as such
+        if signal in _DISK_SIGNALS or (config.local_storage and is_limited(pod.pod)):
+            measured = measure(pod, roots)
+            figures = measured.stats
+            problems += measured.problems
+        elif signal == PID:
+            figures = process_stats(pod)
+        else:
+            continue
+        stats[uid] = _merged(figures._raw, stats.get(uid, {}))
+    return problems
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Two sets of figures of one pod, container by container."""
+    containers: dict[str, dict[str, Any]] = {}
+    for entry in (*one.get("containers", ()), *other.get("containers", ())):
+        containers.setdefault(entry["name"], {}).update(entry)
+    return {**one, **other, "containers": list(containers.values())}
+
+
 # One pod: its rank, class, request, scores and limits.
-
-
-STORAGE = "ephemeral-storage"
 
 
 def label(pod: Pod) -> str:
@@ -201,7 +324,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
     at = order.index(one)
     victim = next((other for other in order if not other.fixed.critical), None)
     rules = seen.rules.era
-    resource = "memory" if seen.signal in MEMORY_SIGNALS else STORAGE
+    resource = "memory" if seen.signal in signals.MEMORY_SIGNALS else STORAGE
     request = None
     if seen.signal != PID:
         why = why_request(pod, resource, rules)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from monitor.cli.output import format_amount, format_bytes, table_lines
+from monitor.cli.output import format_amount, format_bytes, table_lines, yaml_lines
 from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 
 Data = Mapping[str, Any]
@@ -70,33 +70,8 @@ def _order(order: Sequence[Data]) -> list[str]:
 
 def _pod(pod: Data, signal: str) -> Iterator[str]:
     yield f"{pod['pod']}: {_rank(pod)} for {signal}"
-    facts = [("QoS class", f"{pod['qos']['class']}: {pod['qos']['why']}")]
-    if not pod["spec_known"]:
-        facts.append(
-            ("spec", "not known: priority unknown, requests guessed; name the manifests with --pods manifests:DIR")
-        )
-    if pod["request"] is not None:
-        facts.append((f"{pod['request']['resource']} request", pod["request"]["why"]))
-    critical = pod["critical"]
-    if service := pod["written"]:
-        may = f"no: {critical['why']}" if critical["critical"] else "yes: nothing forbids it"
-        facts += [("priority", service["priority"]), ("may be evicted", may)]
-        facts.append(("own grace", f"{service['grace']}; at most --eviction-max-pod-grace-period counts"))
-        facts.append(("oom_score_adj", service["oom_score_adj"]))
-    else:
-        facts.append(("critical", f"yes: {critical['why']}" if critical["critical"] else "no"))
-        facts += [("oom_score_adj", text) for text in _scores(pod["oom_score_adj"])]
-        facts.append(("local storage", _storage(pod["local_storage"])))
-        facts.append(("admission", _admission(pod["admission"])))
-    if pod["eviction"] is not None:
-        grace = pod["eviction"]["grace_s"]
-        with_grace = "no threshold is set" if grace is None else f"{grace} s of grace"
-        facts.append(("if evicted now", f"{with_grace}; {pod['eviction']['message'].strip()}"))
-    width = max(len(name) for name, _ in facts)
-    last = ""
-    for name, text in facts:
-        yield f"  {name if name != last else '':{width}}  {text}"
-        last = name
+    facts = {name: value for name, value in pod.items() if name not in ("pod", "rank", "of", "next", "against")}
+    yield from (f"  {line}" for line in yaml_lines(facts, inline=True))
     for other in pod["against"]:
         yield ""
         yield from _against(other)
@@ -115,32 +90,6 @@ def _against(other: Data) -> Iterator[str]:
     rows = [[c["name"], c["one"], c["other"], "<-- decides" if c["decides"] else ""] for c in other["comparisons"]]
     for line in table_lines(["", "this pod", other["pod"], ""], rows, prose=True):
         yield f"    {line}".rstrip()
-
-
-def _scores(scores: Data) -> Iterator[str]:
-    for c in scores["containers"]:
-        wanted = "not known" if c["wanted"] is None else c["wanted"]
-        running = "no cgroup of its own" if c["processes"] is None else f"processes: {c['processes']}"
-        yield f"{c['name']}: {wanted} ({running})"
-    for m in scores["mismatches"]:
-        yield f"pid {m['pid']} of {m['container'] or 'the pod'} has {m['is_now']}, should have {m['should_be']}"
-    if not scores["mismatches"]:
-        yield "every process has what it should"
-
-
-def _storage(storage: Data) -> str:
-    if not storage["limits"]:
-        return "no limits"
-    limits = ", ".join(f"{entry['of']} {entry['limit']}" for entry in storage["limits"])
-    if not storage["enforced"]:
-        return f"{limits}; not enforced (local-storage-capacity-isolation is off)"
-    return f"{limits}; {'kept' if storage['over'] is None else storage['over'].strip()}"
-
-
-def _admission(admission: Data) -> str:
-    conditions = ", ".join(admission["conditions"])
-    under = f"a node with {conditions}" if conditions else "a node without any condition, as now,"
-    return f"{under} takes it" if admission["admitted"] else f"{under} refuses it: {admission['message'].strip()}"
 
 
 def suspension_lines(braked: Mapping[str, Any] | None) -> Iterator[str]:

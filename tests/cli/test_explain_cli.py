@@ -159,11 +159,10 @@ def test_pods_known_by_their_cgroups_alone() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "expected"),
     [
-        (["lab/burstible"], 1, ("no pod 'lab/burstible'", "did you mean lab/burstable")),
+        (["lab/burstible"], 1, ("no pod 'lab/burstible'", "pods are lab/burstable")),
         (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
-        (["--signal", "memory"], 2, ("--signal: 'memory'", "memory.available")),
+        (["--signal", "memory"], 2, ("does not know memory", "it knows memory.available")),
         (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9'", "kubelet-1.17")),
-        (["--policy", "all"], 2, ("several releases", "run explain once for each")),
         (["--policy", "kubelet-1.8", "--signal", "pid.available"], 2, ("kubelet-1.8 does not know pid.available",)),
         (["--nodefs", "/nowhere"], 2, ("--nodefs /nowhere",)),
         (["--enforce"], 2, ("No such option",)),
@@ -311,4 +310,4 @@ def test_scores_wanted_and_real(node: LabNode) -> None:
     Path(f"/proc/{hog.pid}/oom_score_adj").write_text("1000")
     found = explain(node, "besteffort")["pod"]
     assert found["oom_score_adj"]["mismatches"] == []
-    assert "every process has what it should" in text(node, "besteffort")
+    assert "mismatches: []" in text(node, "besteffort")
