@@ -12,20 +12,21 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from monitor.actions.undo import undo_left
 from monitor.cli.hooks import joined, take
-from monitor.cli.listen import address_of, bind_or_other, in_turn
 from monitor.cli.options import configuration_options, resolve, with_default_threshold, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hold.brake_limit import panics_at_cap
+from monitor.hot.sd_notify import Service
 from monitor.hot.supervise import Side
 from monitor.kernel.mounts import join_machine_cgroups
 from monitor.kernel.rungs import BPF_RUNGS
@@ -33,14 +34,25 @@ from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats
 from monitor.link.daemon_socket import opened, run_dir
 from monitor.owner import ChangeableError, alone, check_alone, mend
-from monitor.pods.spec import SERVICES
-from monitor.policy.signals import CONDITION, DISK_PRESSURE, MEMORY_SIGNALS
+from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, ENFORCE, RunConfig
 from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
     from monitor.kernel.instances import Instance
     from monitor.pods.spec import Choice
+
+T = TypeVar("T")
+
+#: The side of a daemon that was killed lets go of it within this time, seconds.
+PATIENCE_S = 5.0
+#: Less than `TimeoutStartSec=` of the unit by what compiling the programs takes on a very slow machine.
+LOCK_PATIENCE_S = 60.0
+_LOOK_S = 0.5
+
+#: Backlog of the listening socket: more than one scraper is rare, a storm of clients must not fill it before the side
+#: has its turn (a probe would try again after a second).
+_BACKLOG = 1024
 
 
 class _Run(click.Command):
@@ -167,6 +179,89 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     return dataclasses.replace(config, **found), choice
 
 
+# What only one process can have, and a service waits for: the lock of a state directory, the socket of `--listen`.
+
+
+def in_turn(
+    take: Callable[[], T],
+    log: Log,
+    patience_s: float = LOCK_PATIENCE_S,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> T:
+    """What ``take`` takes, when the other process has let go of it. Raises InUseError where it does not in time.
+
+    On a terminal the command fails at once. systemd starts a service that ends again after 1 s, for ever: after a crash
+    the node is not watched meanwhile, so `RestartSec=` cannot be longer, and a start a second fills the journal. So a
+    service waits here, with one line, and starts as soon as it can.
+    """
+    service = Service()
+    try:
+        until, told = now() + patience_s, False
+        while True:
+            try:
+                return take()
+            except InUseError as error:
+                if not service.is_there or now() >= until:
+                    raise
+                if not told:
+                    log.warning("waiting for what another process has", problem=str(error), at_most_s=patience_s)
+                    service.waiting(f"waiting: {error.message}")
+                told = True
+            sleep(_LOOK_S)
+    finally:
+        service.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises MonitorError if the address cannot be had."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (socket.gaierror, UnicodeError) as error:  # a part of a host's name has at most 63 characters
+        why = error.strerror if isinstance(error, socket.gaierror) else "not the name of a host"
+        raise MonitorError(f"--listen {host}:{port}: {why}", "name an address of this machine") from None
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raised = InUseError if error.errno == errno.EADDRINUSE else MonitorError
+        remedy = f"stop what has it (ss -tlnp 'sport = {port}'), or name another with --listen HOST:PORT"
+        raise raised(f"--listen {host}:{port}: {error.strerror}", remedy) from None
+    return listener
+
+
+def bind_or_other(host: str, port: int, log: Log, patience_s: float = PATIENCE_S) -> socket.socket:
+    """The same; where another process has that port and keeps it, a port that the kernel chooses, and a unix socket
+    without a name in the file system where users hold all of those (28,232 by default). Any user may listen before the
+    daemon does: that must not leave the node unwatched.
+    """
+    try:
+        return in_turn(lambda: bind(host, port), log, patience_s)
+    except InUseError as error:
+        problem = {"problem": error.message, "remedy": error.remedy}
+        try:
+            listener = bind(host, 0)
+        except InUseError:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind("")
+            listener.listen(_BACKLOG)
+        log.error("served on another port", **problem, listen="{}:{}".format(*address_of(listener)))
+        return listener
+
+
+def address_of(listener: socket.socket) -> tuple[str, int]:
+    """Host and port of a listening socket; ("nowhere", 0) of a unix socket."""
+    if listener.family == socket.AF_UNIX:
+        return "nowhere", 0
+    host, port = listener.getsockname()[:2]
+    return str(host), int(port)
+
+
 def lock(state_dir: Path) -> int:
     """Make the state directory and take its lock; returns the descriptor that holds it.
 
@@ -261,81 +356,52 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
         log.warning("no pods from this source", problem=line)
     for line in config.kubelet_differs:
         log.warning("an option differs from the kubelet's own setting", difference=line)
-    if config.kubelet_unread:
-        log.warning(
-            "the kubelet's configuration cannot be read: what is not given here has its default, which may not be the "
-            "kubelet's: give --kubelet-config FILE, or the right to get nodes/configz",
-            problem=config.kubelet_unread,
-        )
-    asked = config.origins.get("policy", "").partition("default; ")[2]
-    if asked:
-        log.info(
-            "the kubelet's release is not known: outrace assumes the newest; --policy names another",
-            policy=config.policy,
-            asked=asked,
-        )
+    if asked := config.origins.get("policy", "").partition("default; ")[2]:
+        what = "the kubelet's release is not known: outrace assumes the newest; --policy names another"
+        log.info(what, policy=config.policy, asked=asked)
     for stray in strays:
         gone = stray.owner.state_dir if stray.owner is not None else ""
         log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))
     if config.missed:
         log_line = log.info if config.rung in BPF_RUNGS else log.warning
         log_line("better hooks cannot be used here", hooks=config.rung, **joined(config.missed))
-    _warn_of_effects(config, choice, log)
-
-
-def _warn_of_effects(config: RunConfig, choice: Choice, log: Log) -> None:
-    """What has another effect than one may expect, or none."""
-    from monitor.kernel import cgroupfs
-
     if config.kernel_memcg_notification:
         log.info(
             "kernel-memcg-notification is accepted and changes nothing: every threshold is compared in the kernel "
             "already, byte by byte, on cgroup v1 and v2",
             origin=config.origins["kernel_memcg_notification"],
         )
+    for text in _surprises(config):
+        log.warning(text)
+
+
+def _surprises(config: RunConfig) -> Iterator[str]:
+    """What has another effect than one may expect, or none."""
+    from monitor.kernel import cgroupfs
+
+    if config.kubelet_unread:
+        yield (
+            f"the kubelet's configuration cannot be read ({config.kubelet_unread}): what is not given here has its "
+            "default, which may not be the kubelet's: give --kubelet-config FILE, or the right to get nodes/configz"
+        )
     if config.enforce and config.pods.startswith("kubelet:http://"):
-        log.warning(
+        yield (
             "the list that decides evictions is not authenticated: any root process, also in a pod, may serve that "
-            "port while the kubelet restarts; give --pods apiserver, or kubelet with its https port",
-            pods=config.pods,
+            "port while the kubelet restarts; give --pods apiserver, or kubelet with its https port"
         )
-    if config.trigger == "kernel" and not config.enforce:
-        log.warning("trigger kernel has no effect without --enforce: observing kills nothing")
+    if config.trigger == "kernel" and not config.kills:
+        yield "trigger kernel has no effect without --enforce, or with --evict-by api"
     if config.asks_api:
-        log.warning(
+        yield (
             "the API server evicts pods, and outrace kills none: an eviction takes until the kubelet sees it, so the "
-            "OOM killer may come first",
-            evict_by=config.evict_by,
+            "OOM killer may come first"
         )
-        if config.trigger == "kernel":
-            log.warning("trigger kernel has no effect with --evict-by api")
     if config.holds and panics_at_cap(cgroupfs.detect().version):
-        log.warning(
+        yield (
             "held pods get no cap, because an OOM kill at it could panic the machine (vm.panic_on_oom=2): they are "
             "frozen, which stops no system call that allocates much; set vm.panic_on_oom to 0"
         )
-    if config.pods == SERVICES:
-        _announce_services(config, choice, log)
     thresholds = config.thresholds()
     if not any(threshold.signal in MEMORY_SIGNALS for threshold in thresholds):
         what = "for memory" if thresholds else "at all, but for pods over limits of their own"
-        log.warning(
-            f"no memory threshold is configured: nothing will be decided {what}", origin=config.origins["eviction_hard"]
-        )
-
-
-def _announce_services(config: RunConfig, choice: Choice, log: Log) -> None:
-    """Say what a machine without Kubernetes has for pods, and for which thresholds outrace kills no pod there."""
-    log.info(
-        "pods are the services, sessions and containers of this machine",
-        because=choice.why,
-        evicts=config.kills,
-        see="outrace explain",
-    )
-    disks = [
-        signal for signal in (*config.eviction_hard, *config.eviction_soft) if CONDITION.get(signal) == DISK_PRESSURE
-    ]
-    if disks and not config.origins.get("eviction_hard", "").startswith("default"):
-        log.warning(
-            "no service is killed for a disk: its files would stay; these thresholds have no effect", signals=disks
-        )
+        yield f"no memory threshold is configured ({config.origins['eviction_hard']}): nothing is decided {what}"

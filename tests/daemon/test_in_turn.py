@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.listen import LOCK_PATIENCE_S as PATIENCE_S
-from monitor.cli.listen import in_turn
-from monitor.cli.run import lock
+from monitor.cli.run import LOCK_PATIENCE_S as PATIENCE_S
+from monitor.cli.run import in_turn, lock
 from monitor.errors import InUseError, MonitorError
 from monitor.side.export.log import Log
 from tests.commands import TIMEOUT_S

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.listen import bind
 from monitor.cli.main import main
 from monitor.cli.options import resolve
-from monitor.cli.run import lock
+from monitor.cli.run import bind, lock
 from monitor.errors import ConfigError, InUseError, MonitorError
 from monitor.pods.installations import find_kubelet
 from monitor.settings.config import RunConfig

@@ -45,8 +45,8 @@ def test_a_runaway_service_goes_and_what_the_machine_runs_on_stays(node: LabNode
     own.write_text('services:\n  "system/named*": {never: true}\n')
     runaway = live.hog_at(node, "system.slice/batch.service", mib=up_to(node, 112))  # of 128, however late
     with live.daemon(node, *hard(32), *SERVICES, "--config", str(own), "--enforce") as daemon:
-        found = live.message(daemon, "pods are the services, sessions and containers of this machine")
-        assert (found["because"], found["evicts"]) == ("as given", True)
+        found = live.message(daemon, "starting")
+        assert (found["because"], found["pods"], found["mode"]) == ("as given", "services", "enforce")
         live.message(daemon, "pod found", pod="system/batch.service")
         runaway.go()
         live.message(daemon, "evicted", pod="system/batch.service")

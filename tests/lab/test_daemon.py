@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from monitor.cli import listen
+from monitor.cli import run
 from monitor.errors import InUseError, MonitorError
 from monitor.kernel import loader
 from monitor.lab.daemon import LabDaemon
@@ -70,8 +70,8 @@ def test_users_on_every_port_do_not_keep_the_daemon_from_starting(monkeypatch: p
     def taken(host: str, port: int) -> socket.socket:
         raise InUseError(f"--listen {host}:{port}: taken", "stop it")
 
-    monkeypatch.setattr(listen, "bind", taken)
-    with listen.bind_or_other("127.0.0.1", 9469, Log(), patience_s=0.0) as listener:
-        assert (listener.family, listen.address_of(listener)) == (socket.AF_UNIX, ("nowhere", 0))
+    monkeypatch.setattr(run, "bind", taken)
+    with run.bind_or_other("127.0.0.1", 9469, Log(), patience_s=0.0) as listener:
+        assert (listener.family, run.address_of(listener)) == (socket.AF_UNIX, ("nowhere", 0))
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(listener.getsockname())
