@@ -6,7 +6,6 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,34 +62,20 @@ def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
     return EXIT_OK if passed == total else EXIT_FINDINGS
 
 
-def _cases(path: Path) -> Iterator[Any]:
+def _cases(path: Path) -> list[Any]:
     """The cases of a file. Raises ConfigError."""
+    remedy = "give files of recorded cases, packed ones as *.gz"
     try:
         with documents.open_file(path) as file:
             raw = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(_MOST + 1)
-        text = raw.decode("utf-8")
-    except documents.NotAFileError as error:
-        raise ConfigError(f"{path}: is {error}", "give files of recorded cases, as in DIRECTORY/*.json") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ConfigError(f"{path}: is not a gzip file: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not text in UTF-8: byte {error.start}", "name packed files *.gz") from None
-    if len(raw) > _MOST:
-        raise ConfigError(f"{path}: holds more than {_MOST >> 20} MiB", "split it")
-    if not text.strip():
-        raise ConfigError(f"{path}: is empty", "give files of recorded cases")
-    if text.lstrip().startswith("["):
-        yield from _parsed(path, text, "")
-    else:
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                yield _parsed(path, line, f"line {number}: ")
-
-
-def _parsed(path: Path, text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {where}is not JSON: {error}", "give files of recorded cases") from None
+        if len(raw) > _MOST:
+            raise ConfigError(f"{path}: holds more than {_MOST >> 20} MiB", "split it")
+        text = raw.decode("utf-8").strip()
+        if not text:
+            raise ConfigError(f"{path}: is empty", remedy)
+        found = json.loads(text) if text[0] == "[" else [json.loads(line) for line in text.split("\n") if line.strip()]
+    # Unreadable, damaged, other than UTF-8 or JSON, nested too deeply.
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {documents.one_line(error)}", remedy) from None
+    assert isinstance(found, list)
+    return found
