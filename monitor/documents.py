@@ -11,9 +11,7 @@ import json
 import os
 import re
 import reprlib
-import select
 import stat
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from io import BufferedReader
@@ -30,8 +28,6 @@ MAX_ALIASED = 1 << 20
 #: Characters of a number. 64 bits have 20 digits, and Python takes the square of their number to read them.
 _MAX_DIGITS = 100
 _CHUNK = 1 << 16
-#: How long the writer of a pipe may take, seconds.
-_PIPE_S = 10.0
 
 _repr = reprlib.Repr()
 _repr.maxstring, _repr.maxlong, _repr.maxlevel = 64, 40, 3
@@ -65,12 +61,14 @@ def read_bytes(
     """
     with open_file(path, pipes=pipes) as f:
         opened(f.fileno())
-        if stat.S_ISFIFO(os.fstat(f.fileno()).st_mode):
-            return _drained(f.fileno())
+        is_pipe = stat.S_ISFIFO(os.fstat(f.fileno()).st_mode)
+        os.set_blocking(f.fileno(), is_pipe)
         data = bytearray()  # one read of the limit would make a buffer of the limit
         while len(data) <= MAX_BYTES and (chunk := f.read(_CHUNK)):
             data += chunk
-        return bytes(data)
+    if is_pipe and not data:
+        raise NotAFileError("nothing writes into this pipe")
+    return bytes(data)
 
 
 def open_file(path: str | os.PathLike[str], *, pipes: bool = False) -> BufferedReader:
@@ -94,23 +92,6 @@ def _check_kind(mode: int, pipes: bool) -> None:
         raise NotAFileError(
             f"not a regular file but a {'directory' if stat.S_ISDIR(mode) else 'FIFO, socket or device'}"
         )
-
-
-def _drained(fd: int) -> bytes:
-    """What is written into a pipe until all writers have closed it."""
-    data = bytearray()
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    deadline = time.monotonic() + _PIPE_S
-    while len(data) <= MAX_BYTES:
-        # Without any writer this reports nothing, and reading would give an end of file.
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise NotAFileError(f"nobody wrote into this pipe to its end within {_PIPE_S:.0f} s")
-        chunk = os.read(fd, _CHUNK)
-        if not chunk:
-            break
-        data += chunk
-    return bytes(data)
 
 
 def decoded(data: bytes) -> str:
