@@ -165,7 +165,7 @@ def advise(state_dir: str | None, no_daemon: bool, output: str, since: float | N
             reader.unreadable += 1
     answers, reserved = advised(evidence, quantile), reservation(evidence)
     if answers or output == "json":
-        from monitor.cli.advice_text import advice_lines
+        from monitor.cli.reserve import advice_lines
 
         advice = {
             "incidents": len(found),

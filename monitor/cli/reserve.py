@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from monitor.cli.advice_text import REACTIONS as NAMES
-from monitor.cli.advice_text import speed
-from monitor.cli.output import emit, format_bytes, table_lines, yaml_lines
+from monitor.cli.output import clean, emit, format_bytes, table_lines, yaml_lines
 from monitor.errors import ConfigError
 from monitor.policy import cce
 from monitor.policy.configuration import HARD
@@ -38,12 +36,12 @@ from monitor.policy.sizing import (
     written,
 )
 from monitor.policy.thresholds import DEFAULT_HARD
-from monitor.race.reaction import REACTIONS, Reaction, survives, threshold_for
-from monitor.race.units import quantity, rate
+from monitor.race.reaction import REACTIONS, Reaction, Survives, survives, threshold_for
+from monitor.race.units import quantity, rate, span
 
 if TYPE_CHECKING:
+    from monitor.race.threshold_advice import Advised, Arithmetic, Reservation
     from monitor.settings.read import Resolved
-
 
 KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
 #: The resources, the option (and, with _, the key of the JSON) that each has, and its unit.
@@ -52,6 +50,16 @@ _RESOURCES = ((MEMORY_RESOURCE, "memory", BYTES), (CPU, "cpu", MILLICORES), (DIS
 _KUBELET_ONLY = ("system-reserved", "kube-reserved", "eviction-hard", "enforce-node-allocatable", "kubelet-config")
 #: What stands in enforceNodeAllocatable where a reservation is a limit, also as `...-compressible`.
 _ENFORCED = {SYSTEM: "system-reserved", KUBE: "kube-reserved"}
+#: How each way of reacting is called.
+NAMES = {
+    "kubelet": "kubelet, every 10 s",
+    "kubelet-notified": "kubelet, notified (cgroup v1)",
+    "observe": "outrace --mode observe",
+    "hold": "outrace --mode hold",
+    "enforce": "outrace --mode enforce",
+}
+#: Incidents that are named.
+_NAMED = 5
 #: Nothing larger is an integer of 64 bits any more.
 _LARGEST = 1 << 62
 
@@ -374,3 +382,62 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
         threshold = f"{MEMORY}<{quantity(needed)}" if needed < memory.capacity else "none is enough"
         rows.append((NAMES[each["reaction"]], threshold, format_bytes(each["allocatable_bytes"])))
     yield from table_lines(["reaction", "threshold", "allocatable then"], rows, prose=True)
+
+
+# What `outrace incidents advise` prints: thresholds and reservations, each figure with its arithmetic.
+
+
+def advice_lines(advised: Sequence[Advised], reserved: Reservation | None) -> Iterator[str]:
+    """A table, one line for each way of reacting; what it rests on; what should be reserved."""
+    rows = [
+        (
+            NAMES[each.reaction],
+            f"{each.signal}<{quantity(each.threshold)}" if each.threshold is not None else "none is enough",
+            f"{each.present:.0%} by {quantity(each.present_threshold)}"
+            if each.present is not None and each.present_threshold is not None
+            else "no threshold",
+            _up_to(each.survives),
+            _because(each.arithmetic),
+        )
+        for each in advised
+    ]
+    part = f"wins {advised[0].quantile:.4g} of races"
+    yield from table_lines(["reaction", part, "now", "now survives growth up to", "because"], rows, prose=True)
+    for signal in dict.fromkeys(each.signal for each in advised):
+        mine = next(each for each in advised if each.signal == signal)
+        yield f"{signal}: {_from(mine.evidence)}"
+    if reserved is not None:
+        used = f"{format_bytes(reserved.outside)} in use outside the pods at most (incident {clean(reserved.incident)})"
+        had = f"systemReserved and kubeReserved keep {format_bytes(reserved.reserved)}"
+        what = f"reserve {quantity(reserved.short)} more" if reserved.short else "enough"
+        yield f"reservation: {used}, {had}: {what}"
+
+
+def _up_to(found: Survives | None) -> str:
+    if found is None:
+        return "-"
+    at_best = "" if found.always == found.at_best else f" ({speed(found.at_best)} at best)"
+    return speed(found.always) + at_best
+
+
+def speed(bytes_per_s: int | None) -> str:
+    return "nothing" if bytes_per_s is None else rate(bytes_per_s)
+
+
+def _because(found: Arithmetic) -> str:
+    """The sum that the threshold has to be larger than."""
+    parts = [f"{format_bytes(found.taken)} taken in {span(found.ms * 1e6)}"]
+    if found.through or found.second_line:
+        parts += [f"{format_bytes(found.through)} through the brake", f"{format_bytes(found.second_line)} second line"]
+    if found.beyond:
+        parts.append(f"{format_bytes(found.beyond)} above the limit")
+    total = f" = {format_bytes(found.need)}" if len(parts) > 1 else ""
+    return f"{' + '.join(parts)}{total} ({clean(found.incident)})"
+
+
+def _from(evidence: Sequence[str]) -> str:
+    """Which incidents it is worked out from, the newest first."""
+    newest = [clean(key) for key in reversed(evidence)]
+    more = f" and {len(newest) - _NAMED} more" if len(newest) > _NAMED else ""
+    incidents = "incident" if len(newest) == 1 else "incidents"
+    return f"worked out from {len(newest)} {incidents}: {', '.join(newest[:_NAMED])}{more}"
