@@ -200,28 +200,13 @@ def list_lines(incidents: Sequence[Json], width: int | None) -> list[str]:
             local_time(incident["start"]),
             incident["id"],
             incident["verdict"] + (" (observed)" if incident.get("observed") else ""),
-            _whom(incident),
             format_margin(incident),
             incident.get("summary", ""),
         )
         for incident in incidents
     ]
-    lines = table_lines(["time", "id", "verdict", "who", "margin", "summary"], [list(map(clean, row)) for row in rows])
+    lines = table_lines(["time", "id", "verdict", "margin", "summary"], [list(map(clean, row)) for row in rows])
     return [line if width is None or len(line) <= width else line[: width - 3] + "..." for line in lines]
-
-
-def _whom(incident: Json) -> str:
-    """The evicted pods and the OOM killer's victims, the first of each."""
-    evicted = [pod["pod"] for pod in incident.get("evicted", ())]
-    killed = [victim.get("pod") or victim.get("comm") for victim in incident.get("oom_victims", ())]
-    parts = [f"stalled {incident['stall']['pod']}"] if incident.get("stall") else []
-    parts += [f"evicted {_first(evicted)}"] if evicted else []
-    parts += [f"OOM {_first(list(dict.fromkeys(killed)))}"] if killed else []
-    return "; ".join(parts) or "nobody"
-
-
-def _first(names: Sequence[str]) -> str:
-    return f"{names[0]} +{len(names) - 1}" if len(names) > 1 else str(names[0])
 
 
 # one incident
