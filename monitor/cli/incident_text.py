@@ -23,9 +23,6 @@ from monitor.side.incidents.reader import unix_time
 
 Json = Mapping[str, Any]
 
-#: Fields of a step that are bytes although their name does not say so.
-_SIZES = frozenset({"usage", "working_set", "available", "quantity", "rss", "limit", "freed"})
-
 #: Processes of a pod whose ends are named.
 _SHOWN = 8
 
@@ -38,14 +35,8 @@ def describe(step: Json) -> str:
             return _fill(text if isinstance(text, str) else text(step), {**step, **(more(step) if more else {})})
         except KeyError:
             pass  # of another version: by its fields, then
-    fields = [key for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
-    rest = [f"{key} {_value(key, step[key])}" for key in fields]
-    return str(step["what"]).replace("_", " ") + (": " + ", ".join(rest) if rest else "")
-
-
-def _value(key: str, value: object) -> str:
-    is_size = key.endswith("bytes") or key in _SIZES
-    return format_bytes(value) if is_size and type(value) is int else str(value)
+    fields = [f"{key} {value}" for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
+    return str(step["what"]).replace("_", " ") + (": " + ", ".join(fields) if fields else "")
 
 
 class _Formatter(string.Formatter):

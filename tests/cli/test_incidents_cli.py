@@ -174,7 +174,7 @@ def test_times_are_short_and_keep_their_sign(ms: float) -> None:
 
 def test_every_kind_of_step_has_a_sentence_and_an_unknown_one_its_fields() -> None:
     assert incident_text.describe({"t_ms": 1, "what": "new_thing", "usage": 2 << 20, "of": "x", "no": None}) == (
-        "new thing: usage 2.0Mi, of x"
+        "new thing: usage 2097152, of x"
     )
     # One of another version of outrace, whose fields are not those of this one.
     assert incident_text.describe({"t_ms": 1, "what": "decided", "pod": "a/b"}) == "decided: pod a/b"
