@@ -23,7 +23,7 @@ from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import node_options, resolve_here
 from monitor.cli.output import Line, emit, output_option, plain
 from monitor.cli.top_frame import Frame, Sampler
-from monitor.cli.top_screen import View, once, problem, screen
+from monitor.cli.top_screen import View, once, screen
 from monitor.errors import MonitorError
 
 #: Between two looks, seconds.
@@ -97,37 +97,27 @@ def _unusable() -> str | None:
 
 
 def _live(sampler: Sampler) -> None:
-    """Until `q`, Ctrl-C or the end of the terminal. Raises what a look raised."""
-    view, frame, due = View(), None, 0.0
+    """Until `q`, Ctrl-C or the end of the terminal. Raises what a look raised, but MonitorError after the first."""
+    view, frame = View(), sampler.sample()
+    due = time.monotonic() + _REFRESH_S
     with _opened() as window:
         styles = _styles()
         size = window.getmaxyx()
-        _draw(window, styles, problem("looking...", size[1], size[0]))
         while not view.ended:
             if time.monotonic() >= due:
                 due = time.monotonic() + _REFRESH_S
-                failure = ""
                 try:
                     frame = sampler.sample()
-                except MonitorError as error:
-                    failure = str(error)
+                except MonitorError as error:  # the last look, and why there is no newer one
+                    frame = {**frame, "problems": [str(error)]}
             if size != (size := window.getmaxyx()):
                 window.clearok(True)  # what a terminal makes of its lines then is its own
-            _draw(window, styles, _shown(frame, failure, view, size[1], size[0]))
+            _draw(window, styles, screen(frame, view, size[1], size[0]))
             try:
                 for key in _pressed(window, due - time.monotonic()):
                     view.press(key)
             except EOFError:
                 return
-
-
-def _shown(frame: Frame | None, failure: str, view: View, columns: int, lines: int) -> Sequence[Line]:
-    """The last look, and why there is no newer one."""
-    if frame is None:
-        return problem(failure, columns, lines)
-    if failure:
-        frame = {**frame, "problems": [failure, *frame["problems"]]}
-    return screen(frame, view, columns, lines)
 
 
 @contextlib.contextmanager

@@ -80,12 +80,6 @@ def _lines(blocks: Iterable[_Block]) -> list[Line]:
     return [one for _, lines in blocks for one in lines]
 
 
-def problem(text: str, width: int, height: int) -> list[list[Span]]:
-    """Before the first look is over."""
-    made = [line(Span("outrace top", "title")), line(text), line(""), line(Span("q quit", "dim"))]
-    return [clip(one, width) for one in made[:height]]
-
-
 def _title(frame: Frame, width: int) -> Line:
     daemon = frame["daemon"]
     if daemon is None:
@@ -117,22 +111,13 @@ def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[_Block
     texts = [] if daemon or frame["source"] == FILES else [frame["source"]]
     texts += [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
     texts += [f"node conditions: {', '.join(daemon['conditions'])}"] if daemon.get("conditions") else []
-    texts += [*suspension_lines(frame["braked"]), *held_lines(frame["held"]), *_compared(frame["thresholds"])]
+    texts += [*suspension_lines(frame["braked"]), *held_lines(frame["held"])]
     texts += [] if most is None else frame["problems"]
     texts += [frame["unlisted"]] if frame["unlisted"] else []
     for text in texts[:most]:
         yield 3, [line(Span(text, "warn"))]
     if most is not None and len(texts) > most:
         yield 7, [line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))]
-
-
-def _compared(thresholds: Sequence[Frame]) -> Iterator[str]:
-    """Whether a kubelet would evict where the formulas in force see nothing short."""
-    for one in (t for t in thresholds if t["compared"] and t["met"]):
-        ours = [t for t in thresholds if not t["compared"] and DOMAIN_OF[t["signal"]] == DOMAIN_OF[one["signal"]]]
-        if ours and not any(t["met"] for t in ours):
-            left = ", ".join(f"{format_bytes(t['available'])} by {t['signal']}" for t in ours)
-            yield f"a kubelet would evict now ({one['signal']}); nothing is wrong: available are {left}"
 
 
 def _below(frame: Frame, width: int) -> Iterator[_Block]:
@@ -267,7 +252,7 @@ def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tup
     """The bar of ``node`` or ``kubepods``, and the line with its marks."""
     domain = frame[name]
     capacity = domain["capacity"]
-    grows = _growth(name, frame)
+    grows = domain["growth_bytes_per_s"]
     figures = f" {format_bytes(domain['working_set'])} of {format_bytes(capacity)}"
     figures += "" if grows is None else f" {grows / 2**20:+.1f} MiB/s"
     room = width - _LABEL - 2 - len(figures)
@@ -284,15 +269,6 @@ def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tup
             row[min(free, key=lambda i: (abs(i - column), i))] = mark
     below = [Span(" " if mark is None else mark.letter, "" if mark is None else _style(mark)) for mark in row]
     return line(Span(label, "title"), "[", *cells, "]", figures), line(" " * (_LABEL + 1), *below)
-
-
-def _growth(name: str, frame: Frame) -> float | None:
-    """Bytes a second: what the daemon's forecast goes by, else over the last frames."""
-    for one in frame["forecasts"]:
-        if (one["domain"], one["of"]) == (name, "threshold") and one["seconds"]:
-            return float(one["bytes_per_s"])
-    found: int | None = frame[name]["growth_bytes_per_s"]
-    return found
 
 
 def _is_machine(name: str, frame: Frame) -> bool:
@@ -331,7 +307,8 @@ def threshold_line(mark: Mark, forecasts: Sequence[Frame]) -> list[Span]:
     what = f"{one['signal']}<{one['value']} {one['kind']}" + (" (a kubelet's)" if one["compared"] else "")
     left = f"met, {format_bytes(-one['distance'])} short" if one["met"] else f"{format_bytes(one['distance'])} left"
     when = "" if one["met"] else _when(mark, forecasts)
-    return line(Span(f"{mark.letter} ", _style(mark)), f"{what}: ", Span(left, "bad" if one["met"] else ""), when)
+    style = "bad" if one["met"] and not one["compared"] else ""
+    return line(Span(f"{mark.letter} ", _style(mark)), f"{what}: ", Span(left, style), when)
 
 
 def _when(mark: Mark, forecasts: Sequence[Frame]) -> str:
@@ -350,6 +327,5 @@ def _when(mark: Mark, forecasts: Sequence[Frame]) -> str:
 
 
 def _style(mark: Mark) -> str:
-    if mark.threshold["met"]:
-        return "bad"
-    return "dim" if mark.threshold["compared"] else "warn"
+    """A kubelet's own threshold is no alarm where the formulas in force see nothing short."""
+    return "dim" if mark.threshold["compared"] else "bad" if mark.threshold["met"] else "warn"
