@@ -171,7 +171,8 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     config = dataclasses.replace(config, pods=choice.spec)
     if access is None:
         return config, choice
-    if config.needs_api:
+    # Also while observing: what is tried out there is what will be enforced, and is not to be refused only then.
+    if config.evict_by == "api" or config.taints_node:
         access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
     found = access.settled() | {"kubelet_found": access.kubelet.is_there}
     if config.hold and not config.asks_api:

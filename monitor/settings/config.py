@@ -176,13 +176,6 @@ class RunConfig:
         return self.enforce and self.evict_by == "api"
 
     @property
-    def needs_api(self) -> bool:
-        """Whether an API server has to be there. For ``--evict-by api`` while observing too: what is tried out there is
-        what will be enforced, and is not to be refused only then.
-        """
-        return self.evict_by == "api" or self.taints_node
-
-    @property
     def taints_node(self) -> bool:
         """Whether conditions become taints of our own (``--node-taints own``)."""
         return self.node_taints == "own"

@@ -10,14 +10,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monitor.errors import CannotError, ConfigError, MonitorError
 from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, check_spec
 from monitor.policy import configuration
-from monitor.policy.configuration import DEFAULT, HARD, Given, Settings, Source
+from monitor.policy.configuration import DEFAULT, HARD, SOFT_GRACE, Given, Settings, Source
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, GATES, HUGE_PAGES_GATE, KUBELET_1_36, Era, era
@@ -266,18 +266,14 @@ def _check_thresholds(config: RunConfig, settings: Settings, rules: Era, ours: C
     ``ours``: the origins of what was said to outrace itself, where its own signals are known. A kubelet refuses to
     start with them in its file.
     """
-    parse = rules.parse_thresholds
-    checks: tuple[tuple[str, Callable[[dict[str, str], bool], object]], ...] = (
-        (HARD, lambda one, own: parse(one, own=own)),
-        (configuration.SOFT_GRACE, lambda one, own: parse({}, {}, one, own=own)),
-        (configuration.MIN_RECLAIM, lambda one, own: parse({}, {}, {}, one, own=own)),
-        (configuration.SOFT, lambda one, own: parse({}, one, config.eviction_soft_grace_period, own=own)),
-    )
-    for key, check in checks:
+    for key in (HARD, SOFT_GRACE, configuration.MIN_RECLAIM, configuration.SOFT):
         for signal, (text, origin) in settings.maps[key].items():
+            alone = {key: {signal: text}}
+            if key == configuration.SOFT:
+                alone[SOFT_GRACE] = dict(config.eviction_soft_grace_period)
             try:
-                check({signal: text}, origin in ours)
-                if key != configuration.SOFT_GRACE and not text.endswith("%"):
+                rules.parse_thresholds(*(alone.get(one, {}) for one in configuration.THRESHOLDS), own=origin in ours)
+                if key != SOFT_GRACE and not text.endswith("%"):
                     values.check_fits(text)
             except PolicyError as error:
                 remedy = _remedy(str(error), rules, own=origin in ours)
