@@ -42,7 +42,11 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
         offers = bpf_offers(state_dir, wanted=config.hooks, formulas=config.formulas)
         for offer in (offer for offer in offers if config.hooks in (AUTO, offer.name)):
             try:
-                taken, loaded = _try(config, offer, too_deep)
+                if too_deep:
+                    raise CannotError(too_deep, f"name a cgroup further up, or run with --hooks {POLL}")
+                if not offer.ok:
+                    raise CannotError(offer.why, offer.remedy)
+                taken, loaded = _load(config, offer.name)
             except MonitorError as against:
                 missed.append({"name": offer.name, "why": against.message, "remedy": against.remedy})
                 tried += missed[-1:] if offer.ok else []
@@ -50,14 +54,6 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
                 return dataclasses.replace(taken, missed=tuple(missed)), loaded
     _check_polling(config, missed, tried)
     return dataclasses.replace(_polling(config), missed=tuple(missed)), False
-
-
-def _try(config: RunConfig, offer: charging.Offer, too_deep: str) -> tuple[RunConfig, bool]:
-    if too_deep:
-        raise CannotError(too_deep, "name a cgroup further up, or run with --hooks poll, which reads files")
-    if not offer.ok:
-        raise CannotError(offer.why, offer.remedy)
-    return _load(config, offer.name)
 
 
 def _check_polling(config: RunConfig, missed: Sequence[Mapping[str, str]], tried: Sequence[Mapping[str, str]]) -> None:
