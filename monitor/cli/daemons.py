@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -31,8 +32,6 @@ from monitor.settings.config import RunConfig
 #: How long to wait for an answer. It takes a millisecond; a side that is being started again takes 0.3 s, and longer
 #: where it gets no CPU.
 _TIMEOUT_S = 5.0
-#: Pause before connecting again to a socket whose queue is full.
-_BUSY_S = 0.01
 _AS_ROOT = "only root may ask a daemon: use sudo, or look without one: --no-daemon"
 
 
@@ -144,17 +143,11 @@ def _connected(path: Path) -> socket.socket:
     with opened(path.parent) as directory:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
+            # Where the queue is full the kernel waits for room, which it does for no socket with a timeout of Python's.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_TIMEOUT_S), 0))
+            connection.connect(daemon_socket.address(directory))
+            check_peer(connection)
             connection.settimeout(_TIMEOUT_S)
-            deadline = time.monotonic() + _TIMEOUT_S
-            while True:
-                try:
-                    connection.connect(daemon_socket.address(directory))
-                    check_peer(connection)
-                    break
-                except BlockingIOError:  # the queue is full: a socket with a timeout does not wait for room
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(_BUSY_S)
         except OSError:
             connection.close()
             raise
