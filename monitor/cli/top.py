@@ -64,7 +64,7 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
     try:
         if on_terminal and not is_once:
             if (why := _unusable()) is None:
-                _live(sampler)
+                curses.wrapper(_live, sampler, sampler.sample())
                 return
             click.echo(f"outrace: no live view: {why}", err=True)
         _print(sampler.sample(), output)
@@ -96,33 +96,33 @@ def _unusable() -> str | None:
     return None if curses.tigetstr("cup") else f"TERM={name}: this terminal cannot place text"
 
 
-def _live(sampler: Sampler) -> None:
-    """Until `q`, Ctrl-C or the end of the terminal. Raises what a look raised, but MonitorError after the first."""
-    view, frame = View(), sampler.sample()
-    due = time.monotonic() + _REFRESH_S
-    with _opened() as window:
-        styles = _styles()
-        size = window.getmaxyx()
-        while not view.ended:
-            if time.monotonic() >= due:
-                due = time.monotonic() + _REFRESH_S
-                try:
-                    frame = sampler.sample()
-                except MonitorError as error:  # the last look, and why there is no newer one
-                    frame = {**frame, "problems": [str(error)]}
-            if size != (size := window.getmaxyx()):
-                window.clearok(True)  # what a terminal makes of its lines then is its own
-            _draw(window, styles, screen(frame, view, size[1], size[0]))
+def _live(window: curses.window, sampler: Sampler, frame: Frame) -> None:
+    """Until `q`, Ctrl-C or the end of the terminal."""
+    _handle_signals(window)
+    curses.set_escdelay(_ESC_MS)
+    with contextlib.suppress(curses.error):  # a terminal that cannot hide it
+        curses.curs_set(0)
+    view, styles = View(), _styles()
+    size, due = window.getmaxyx(), time.monotonic() + _REFRESH_S
+    while not view.ended:
+        if time.monotonic() >= due:
+            due = time.monotonic() + _REFRESH_S
             try:
-                for key in _pressed(window, due - time.monotonic()):
-                    view.press(key)
-            except EOFError:
-                return
+                frame = sampler.sample()
+            except MonitorError as error:  # the last look, and why there is no newer one
+                frame = {**frame, "problems": [str(error)]}
+        if size != (size := window.getmaxyx()):
+            window.clearok(True)  # what a terminal makes of its lines then is its own
+        _draw(window, styles, screen(frame, view, size[1], size[0]))
+        try:
+            for key in _pressed(window, due - time.monotonic()):
+                view.press(key)
+        except EOFError:
+            return
 
 
-@contextlib.contextmanager
-def _opened() -> Iterator[curses.window]:
-    """The terminal is ours, however it ends: a signal that ends the process puts it back first."""
+def _handle_signals(window: curses.window) -> None:
+    """A signal that ends the process puts the terminal back first."""
 
     def ends(number: int, _frame: object) -> None:
         curses.endwin()
@@ -137,18 +137,7 @@ def _opened() -> Iterator[curses.window]:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, ends)
-    window = curses.initscr()
     signal.signal(signal.SIGCONT, goes_on)
-    try:
-        curses.set_escdelay(_ESC_MS)
-        curses.noecho()
-        curses.cbreak()
-        window.keypad(True)
-        with contextlib.suppress(curses.error):  # a terminal that cannot hide it
-            curses.curs_set(0)
-        yield window
-    finally:
-        curses.endwin()
 
 
 def _styles() -> dict[str, int]:
@@ -157,7 +146,6 @@ def _styles() -> dict[str, int]:
     if os.environ.get("NO_COLOR"):
         return styles
     with contextlib.suppress(curses.error):
-        curses.start_color()
         curses.use_default_colors()
         if curses.has_colors():
             for number, (style, colour) in enumerate(_COLOURS.items(), 1):
@@ -168,15 +156,12 @@ def _styles() -> dict[str, int]:
 
 def _draw(window: curses.window, styles: dict[str, int], shown: Sequence[Line]) -> None:
     """Show these lines in place of what is there."""
-    lines, columns = window.getmaxyx()
     window.erase()
-    for y, spans in enumerate(shown[:lines]):
-        left = columns - (y == lines - 1)  # writing into the last corner would scroll
-        window.move(y, 0)
-        for text, style in spans:
-            if left > 0 and text:
-                window.addnstr(text, left, styles.get(style, 0))
-                left -= len(text)
+    for y, spans in enumerate(shown):
+        with contextlib.suppress(curses.error):  # the last corner, and a screen that is smaller by now
+            window.move(y, 0)
+            for text, style in spans:
+                window.addstr(text, styles.get(style, 0))
     window.refresh()
 
 
