@@ -217,23 +217,17 @@ def in_turn(
 def bind(host: str, port: int) -> socket.socket:
     """A listening TCP socket. Raises MonitorError if the address cannot be had."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:  # a part of a host's name has at most 63 characters
         why = error.strerror if isinstance(error, socket.gaierror) else "not the name of a host"
         raise MonitorError(f"--listen {host}:{port}: {why}", "name an address of this machine") from None
-    listener = socket.socket(family, kind, proto)
+    family, *_, address = found[0]
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=family == socket.AF_INET6)
     except OSError as error:
-        listener.close()
         raised = InUseError if error.errno == errno.EADDRINUSE else MonitorError
         remedy = f"stop what has it (ss -tlnp 'sport = {port}'), or name another with --listen HOST:PORT"
-        raise raised(f"--listen {host}:{port}: {error.strerror}", remedy) from None
-    return listener
+        raise raised(f"--listen {host}:{port}: {os.strerror(error.errno or 0)}", remedy) from None
 
 
 def bind_or_other(host: str, port: int, log: Log, patience_s: float = PATIENCE_S) -> socket.socket:
