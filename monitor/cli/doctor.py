@@ -180,15 +180,14 @@ def _bcc() -> Iterator[Check]:
 def _libbpf() -> Iterator[Check]:
     import ctypes
 
-    for name in ("libbpf.so.1", "libbpf.so.0"):
-        try:
-            version = ctypes.CDLL(name).libbpf_version_string
-        except OSError:
-            continue
+    from monitor.kernel.libbpf import libbpf
+
+    def attempt() -> str:
+        version = libbpf().libbpf_version_string
         version.restype = ctypes.c_char_p
-        yield Check("libbpf", True, f"{version().decode()} ({name})")
-        return
-    yield Check("libbpf", False, "not installed", "apt-get install libbpf1 (or libbpf0)", bpf=True)
+        return f"{version().decode()} ({libbpf()._name})"
+
+    yield _tried("libbpf", attempt, bpf=True)
 
 
 def _cgroups() -> Iterator[Check]:
@@ -247,20 +246,12 @@ def _lockdown() -> Iterator[Check]:
 
 
 def _scheduler() -> Iterator[Check]:
-    """Tried for real, in a child: SCHED_FIFO can be refused with every capability (CONFIG_RT_GROUP_SCHED)."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        except OSError as error:
-            os._exit(error.errno or 1)
-        os._exit(0)
-    number = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if number == 0:
+    """Tried for real: SCHED_FIFO can be refused with every capability (CONFIG_RT_GROUP_SCHED)."""
+    if not sched.refuses_realtime():
         yield Check("sched_fifo", True, "SCHED_FIFO with RESET_ON_FORK allowed")
     else:
         remedy = "add CAP_SYS_NICE; in a cpu cgroup with CONFIG_RT_GROUP_SCHED also give it cpu.rt_runtime_us"
-        yield Check("sched_fifo", False, f"SCHED_FIFO refused: {os.strerror(number)}", remedy)
+        yield Check("sched_fifo", False, "SCHED_FIFO refused", remedy)
 
 
 def _swap() -> Iterator[Check]:
