@@ -37,10 +37,10 @@ from monitor.policy.sizing import (
 )
 from monitor.policy.thresholds import DEFAULT_HARD
 from monitor.race.reaction import REACTIONS, Reaction, Survives, survives, threshold_for
-from monitor.race.units import quantity, rate, span
+from monitor.race.units import quantity, rate
 
 if TYPE_CHECKING:
-    from monitor.race.threshold_advice import Advised, Arithmetic, Reservation
+    from monitor.race.threshold_advice import Advised, Reservation
     from monitor.settings.read import Resolved
 
 KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
@@ -58,8 +58,6 @@ NAMES = {
     "hold": "outrace --mode hold",
     "enforce": "outrace --mode enforce",
 }
-#: Incidents that are named.
-_NAMED = 5
 #: Nothing larger is an integer of 64 bits any more.
 _LARGEST = 1 << 62
 
@@ -384,11 +382,11 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
     yield from table_lines(["reaction", "threshold", "allocatable then"], rows, prose=True)
 
 
-# What `outrace incidents advise` prints: thresholds and reservations, each figure with its arithmetic.
+# What `outrace incidents advise` prints: thresholds and reservations.
 
 
 def advice_lines(advised: Sequence[Advised], reserved: Reservation | None) -> Iterator[str]:
-    """A table, one line for each way of reacting; what it rests on; what should be reserved."""
+    """A table, one line for each way of reacting, with the incident it rests on; what should be reserved."""
     rows = [
         (
             NAMES[each.reaction],
@@ -397,15 +395,12 @@ def advice_lines(advised: Sequence[Advised], reserved: Reservation | None) -> It
             if each.present is not None and each.present_threshold is not None
             else "no threshold",
             _up_to(each.survives),
-            _because(each.arithmetic),
+            clean(each.arithmetic.incident),
         )
         for each in advised
     ]
     part = f"wins {advised[0].quantile:.4g} of races"
-    yield from table_lines(["reaction", part, "now", "now survives growth up to", "because"], rows, prose=True)
-    for signal in dict.fromkeys(each.signal for each in advised):
-        mine = next(each for each in advised if each.signal == signal)
-        yield f"{signal}: {_from(mine.evidence)}"
+    yield from table_lines(["reaction", part, "now", "now survives growth up to", "incident"], rows, prose=True)
     if reserved is not None:
         used = f"{format_bytes(reserved.outside)} in use outside the pods at most (incident {clean(reserved.incident)})"
         had = f"systemReserved and kubeReserved keep {format_bytes(reserved.reserved)}"
@@ -422,22 +417,3 @@ def _up_to(found: Survives | None) -> str:
 
 def speed(bytes_per_s: int | None) -> str:
     return "nothing" if bytes_per_s is None else rate(bytes_per_s)
-
-
-def _because(found: Arithmetic) -> str:
-    """The sum that the threshold has to be larger than."""
-    parts = [f"{format_bytes(found.taken)} taken in {span(found.ms * 1e6)}"]
-    if found.through or found.second_line:
-        parts += [f"{format_bytes(found.through)} through the brake", f"{format_bytes(found.second_line)} second line"]
-    if found.beyond:
-        parts.append(f"{format_bytes(found.beyond)} above the limit")
-    total = f" = {format_bytes(found.need)}" if len(parts) > 1 else ""
-    return f"{' + '.join(parts)}{total} ({clean(found.incident)})"
-
-
-def _from(evidence: Sequence[str]) -> str:
-    """Which incidents it is worked out from, the newest first."""
-    newest = [clean(key) for key in reversed(evidence)]
-    more = f" and {len(newest) - _NAMED} more" if len(newest) > _NAMED else ""
-    incidents = "incident" if len(newest) == 1 else "incidents"
-    return f"worked out from {len(newest)} {incidents}: {', '.join(newest[:_NAMED])}{more}"
