@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,6 @@ from monitor import documents
 from monitor.cli.output import emit, output_option, table_lines
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 
-#: How often progress is written to a terminal, in cases.
-_STEP = 100
 #: Bytes of a file, unpacked: the largest recorded one has 10 MB.
 _MOST = 64 << 20
 
@@ -50,9 +47,7 @@ def conformance(files: tuple[Path, ...], show: int, output: str) -> int:
                 counts["failed"].append(case["id"])
                 if sum(len(each["failed"]) for each in ops.values()) <= show:
                     click.echo(f"{case['id']} ({case['op']}): {difference}", err=True)
-            if here % _STEP == 0 and sys.stderr.isatty():
-                click.echo(f"\r{path.name}: {here}", nl=False, err=True)
-        click.echo(f"{chr(13) if sys.stderr.isatty() else ''}{path.name}: {here} cases", err=True)
+        click.echo(f"{path.name}: {here} cases", err=True)
 
     passed, total = (sum(counts[key] for counts in ops.values()) for key in ("passed", "total"))
     rows = [(op, counts["passed"], counts["total"], len(counts["failed"])) for op, counts in ops.items()]

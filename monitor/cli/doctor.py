@@ -22,11 +22,10 @@ from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
 from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.hold import brake_limit
-from monitor.kernel import bounds, cgroupfs, charging, instances, limits, meminfo, mounts, rungs, sched
+from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, rungs, sched
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
-from monitor.kernel.pins import TRACEPOINT
 from monitor.settings.config import STATE_DIR, fastest_fill
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
@@ -307,8 +306,6 @@ def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
     if offer.ok:
         on_a_cgroup = rungs.promise(offer.name, *machine, machine=False).unseen_bytes
         detail += f"; with --node-cgroup {format_bytes(on_a_cgroup)}"
-        if offer.name != TRACEPOINT:  # it looks
-            detail += f"; more where a look costs more than {bounds.TURN_NS / 1e3:g} us: see outrace_unseen_bytes_bound"
     return {
         "name": offer.name,
         "ok": offer.ok,
