@@ -1,7 +1,7 @@
 """YAML and JSON of other authors, read within limits: the one reader of manifests and configuration files.
 
 What comes out are plain JSON values, as Kubernetes reads them: a date stays text. A file may have `MAX_BYTES`, and what
-it makes is bounded too: 351 bytes of aliases of aliases are 10^9 values ("billion laughs"), so aliases have a budget.
+it makes is bounded too: 351 bytes of aliases of aliases are 10^9 values ("billion laughs"), so aliases are refused.
 Values are made from the parser's events: no tree of nodes (1 KB each in PyYAML) is made first.
 """
 
@@ -23,8 +23,6 @@ MAX_BYTES = 8 << 20
 MAX_DEPTH = 64
 #: Values in one file. 110 pods have 40,000; an empty map takes 64 bytes, one with a key 300.
 MAX_VALUES = 400_000
-#: What aliases (`*name`) and merges (`<<`) may add in one file: characters, and 16 more for each value.
-MAX_ALIASED = 1 << 20
 #: Characters of a number. 64 bits have 20 digits, and Python takes the square of their number to read them.
 _MAX_DIGITS = 100
 _CHUNK = 1 << 16
@@ -174,59 +172,33 @@ def _loader() -> Any:
     return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-_MERGE: Any = object()
-#: A value, and what an alias of it adds.
-_Made = tuple[Any, int]
-
-
 class _Builder:
     """Makes values of the events of a PyYAML parser, which it owns."""
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
-        self._anchors: dict[str, _Made] = {}
         self._values = 0
-        self._aliased = 0
 
     def documents(self) -> Iterator[Any]:
         import yaml
 
         while not isinstance(event := self._parser.get_event(), yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent):
-                self._anchors.clear()
-                yield self._value(self._parser.get_event(), 0)[0]
+                yield self._value(self._parser.get_event(), 0)
 
-    def _value(self, event: Any, depth: int, is_key: bool = False) -> _Made:
+    def _value(self, event: Any, depth: int) -> Any:
         import yaml
 
         line = event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent):
-            return self._alias(event.anchor or "", line)
         self._values += 1
         if self._values > MAX_VALUES:
             raise UnreadableError(f"{_TOO_MANY} (line {line})")
-        self._anchors.pop(event.anchor, None)  # an alias inside it would have no end
+        if isinstance(event, yaml.AliasEvent):
+            raise UnreadableError(
+                f"line {line}: alias *{shortened(event.anchor or '', 40)}; write out what it stands for"
+            )
         if isinstance(event, yaml.ScalarEvent):
-            made = self._scalar(event, line, is_key), 16 + len(event.value)
-        else:
-            made = self._collection(event, depth, line)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = made
-        return made
-
-    def _alias(self, name: str, line: int) -> _Made:
-        if name not in self._anchors:
-            why = "has no anchor before it, or is inside it"
-            raise UnreadableError(f"not YAML at line {line}: alias {shown(name)} {why}; correct it")
-        self._aliased += self._anchors[name][1]
-        if self._aliased > MAX_ALIASED:
-            limit = f"more than {MAX_ALIASED >> 20} MiB"
-            raise UnreadableError(f"aliases repeat {limit} (line {line}); write out what they stand for")
-        return self._anchors[name]
-
-    def _collection(self, event: Any, depth: int, line: int) -> _Made:
-        import yaml
-
+            return self._scalar(event, line)
         if depth >= MAX_DEPTH:
             raise UnreadableError(f"{_TOO_DEEP} (line {line})")
         is_map = isinstance(event, yaml.MappingStartEvent)
@@ -234,36 +206,31 @@ class _Builder:
             raise UnreadableError(f"not YAML at line {line}: tag {shown(event.tag)} is not known here; remove it")
         if is_map:
             return self._map(depth)
-        items, size = [], 16
+        items = []
         while not isinstance(event := self._parser.get_event(), yaml.SequenceEndEvent):
-            value, more = self._value(event, depth + 1)
-            items.append(value)
-            size += more
-        return items, size
+            items.append(self._value(event, depth + 1))
+        return items
 
-    def _map(self, depth: int) -> _Made:
-        """What is written wins, then the first map merged."""
+    def _map(self, depth: int) -> dict[Any, Any]:
         import yaml
 
-        found, written, size = dict[Any, Any](), set[Any](), 16
-        merged = list[dict[Any, Any]]()
+        found: dict[Any, Any] = {}
         while not isinstance(event := self._parser.get_event(), yaml.MappingEndEvent):
             line = event.start_mark.line + 1
-            key, of_key = self._value(event, depth + 1, is_key=True)
-            key = _checked_key(key, written, line)
-            written.add(key)
-            value, of_value = self._value(self._parser.get_event(), depth + 1)
-            size += of_key + of_value
-            if key is _MERGE:
-                merged += _merged_maps(value, line)
-            else:
-                found[key] = value
-        for one in merged:
-            for key, value in one.items():
-                found.setdefault(key, value)
-        return found, size
+            key = self._value(event, depth + 1)
+            if isinstance(key, dict | list):
+                raise UnreadableError(f"not YAML at line {line}: a key must be text; correct it")
+            if key == "<<":
+                raise UnreadableError(f"line {line}: '<<' merges nothing here; write out what it stands for")
+            if isinstance(key, bool | int | float | None):
+                # As text, which has a secret hash: 160,000 numbers that are chosen for theirs took half a minute.
+                key = json.dumps(key)
+            if key in found:
+                raise UnreadableError(f"line {line}: key {shown(key)} is given twice; remove one")
+            found[key] = self._value(self._parser.get_event(), depth + 1)
+        return found
 
-    def _scalar(self, event: Any, line: int, key: bool) -> Any:
+    def _scalar(self, event: Any, line: int) -> Any:
         import yaml
 
         tag, value = event.tag, event.value
@@ -271,8 +238,6 @@ class _Builder:
             if event.implicit[0] and _SEXAGESIMAL.fullmatch(value):
                 return value
             tag = self._parser.resolve(yaml.ScalarNode, value, event.implicit)
-        if tag == _YAML + "merge" and key:
-            return _MERGE
         if tag in (_YAML + "merge", _YAML + "timestamp", _YAML + "value") and event.tag is None:
             return value
         if tag not in _SCALARS:
@@ -285,24 +250,6 @@ class _Builder:
         # ValueError for !!int x, KeyError for !!bool x, IndexError for an empty !!int.
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
             raise UnreadableError(f"not YAML at line {line}: {one_line(error)}; correct it") from None
-
-
-def _checked_key(key: Any, written: set[Any], line: int) -> Any:
-    if isinstance(key, dict | list):
-        raise UnreadableError(f"not YAML at line {line}: a key must be text; correct it")
-    if isinstance(key, bool | int | float | None):
-        # As text, which has a secret hash: 160,000 numbers that are chosen for theirs took half a minute.
-        key = json.dumps(key)
-    if key in written:
-        raise UnreadableError(f"line {line}: key {'<<' if key is _MERGE else shown(key)} is given twice; remove one")
-    return key
-
-
-def _merged_maps(value: Any, line: int) -> list[dict[Any, Any]]:
-    maps = value if isinstance(value, list) else [value]
-    if not all(isinstance(one, dict) for one in maps):
-        raise UnreadableError(f"not YAML at line {line}: '<<' merges maps only; correct it")
-    return maps
 
 
 def one_line(error: Exception) -> str:
