@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, working_set
@@ -33,9 +33,8 @@ def one_kill(mark: ev.Mark, later: ev.Mark) -> bool:
 BRIEF_NS = 5_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """An episode taken apart; see the fields' names. `race` kills are of node, kubepods or the whole machine.
+    """An episode taken apart; see the names. `race` kills are of node, kubepods or the whole machine.
 
     `crossing` is where the pressure began that was on at the first kill (or decision): the first hard threshold then
     met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes) of
@@ -45,24 +44,43 @@ class Facts:
     the kernel's log deny. `stalls`: reports of a pod that stalls, and of its end.
     """
 
-    episode: Episode
-    kills: tuple[ev.Mark, ...]
-    exiting: tuple[ev.Mark, ...]
-    denied: tuple[ev.Mark, ...]
-    user_kills: tuple[ev.Kill, ...]
-    evictions: tuple[RecordedEviction, ...]
-    crossing: ev.Crossing | None
-    crossed_ns: int | None
-    cleared: bool
-    usage: tuple[tuple[int, int], ...]
-    limit: int | None
-    threshold: ev.Watched | None
-    rate: float | None
-    lost: tuple[ev.Lost, ...]
-    order: tuple[Candidate, ...]
-    kubelets_line: ev.Crossing | None = None
-    only_kubelets: bool = False
-    stalls: tuple[ev.Stalled, ...] = ()
+    def __init__(self, episode: Episode) -> None:
+        self.episode = episode
+        events = episode.events
+        marks, unproven = _marks(events), _denied(events)
+        every = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
+        self.kills = [m for m in every if m.scope != ev.BY_HAND] or every  # one by hand is no part of a race beside it
+        killed = {m.victim_pid for m in every}
+        self.exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
+        self.denied = [m for m in self.exiting if m.victim_pid in unproven]
+        self.user_kills = _user_kills(events, unproven)
+        self.evictions = sorted(
+            (*recorded_evictions(events), *by_kubelet(events)), key=lambda eviction: eviction.decision.ts_ns
+        )
+        began = [e.ts_ns for e in events if isinstance(e, ev.PodHeld)][:1]  # from then on it grows no more
+        decided = min([*began, *[e.decision.ts_ns for e in self.evictions[:1]]], default=episode.end_ns)
+        moment = decided if self.kill_ns is None else self.kill_ns
+        compared = {w.threshold for w in episode.watched if w.compared}
+        acted = [e for e in events if getattr(e, "threshold", None) not in compared]
+        only = not self.kills and not self.evictions and not any(isinstance(e, ev.Crossing) for e in acted)
+        # What another domain had crossed is no part of a race that was run for this one.
+        raced = domain_of(self.kills[0]) if self.race else None
+        self.crossing, self.crossed_ns = _crossing(events if only else acted, moment, raced)
+        self.only_kubelets = only and self.crossed_ns is not None
+        lines = (e for e in events if isinstance(e, ev.Crossing) and e.threshold in compared)
+        self.kubelets_line = next((e for e in lines if self.kill_ns is None or e.ts_ns <= self.kill_ns), None)
+        self.threshold = _threshold(episode, self.crossing)
+        available = self.available
+        if self.race and self.crossed_ns is None and self.threshold is not None and available is not None:
+            # No crossing was reported, but by the formula it had happened: in one leap, or between two looks.
+            self.crossed_ns = self.kill_ns if available < self.threshold.quantity else None
+        self.cleared = not met_before(events, episode.end_ns + 1)
+        self.usage = list(_usage(events, episode.domain))
+        self.limit = _limit(self.kills, self.threshold, self.crossing)
+        self.rate = growth(self.usage, moment)
+        self.lost = [e for e in events if isinstance(e, ev.Lost) and e.count > 0]
+        self.stalls = [e for e in events if isinstance(e, ev.Stalled)]
+        self.order = _order(events, self.kill_ns)
 
     @property
     def race(self) -> bool:
@@ -82,8 +100,18 @@ class Facts:
 
     @property
     def available(self) -> int | None:
-        """What the kubelet's formula called available when the first victim was marked."""
-        return available_at(self.episode, self.kills[0], self.threshold) if self.kills else None
+        """What the kubelet's formula called available when the first victim was marked; None if not known."""
+        threshold = self.threshold
+        if not self.kills or threshold is None or threshold.domain != domain_of(self.kills[0]):
+            return None
+        mark = self.kills[0]
+        if mark.scope != ev.PODS and mark.oom_usage is not None and mark.oom_inactive_file is not None:
+            if threshold.signal in (MEMORY, ALLOCATABLE_MEMORY):
+                return threshold.capacity - working_set(mark.oom_usage, mark.oom_inactive_file)
+        events = self.episode.events
+        last = last_sample(self.episode, threshold.domain, mark.ts_ns)
+        cleared = max([e.ts_ns for e in events if isinstance(e, ev.Clear) and e.ts_ns <= mark.ts_ns], default=0)
+        return available_of(last, threshold) if last is not None and last.ts_ns >= cleared else None
 
     @property
     def relevant_evictions(self) -> tuple[RecordedEviction, ...]:
@@ -121,56 +149,6 @@ class Facts:
             return None
         seen = [used for ts, used in self.usage if ts >= self.crossed_ns]
         return max(0, self.limit - max(seen)) if seen else None
-
-
-def facts(episode: Episode) -> Facts:
-    """Take an episode apart."""
-    events = episode.events
-    marks = _marks(events)
-    unproven = _denied(events)
-    every = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
-    kills = [m for m in every if m.scope != ev.BY_HAND] or every  # one by hand is no part of a race beside it
-    killed = {m.victim_pid for m in every}
-    exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
-    evictions = sorted((*recorded_evictions(events), *by_kubelet(events)), key=lambda e: e.decision.ts_ns)
-    at = kills[0].ts_ns if kills else None
-    # What another domain had crossed is no part of a race that was run for this one.
-    raced = domain_of(kills[0]) if kills and kills[0].scope in ev.RACE_SCOPES else None
-    began = [e.ts_ns for e in events if isinstance(e, ev.PodHeld)][:1]  # from then on it grows no more
-    decided = min([*began, *[e.decision.ts_ns for e in evictions[:1]]], default=episode.end_ns)
-    moment = decided if at is None else at
-    compared = {w.threshold for w in episode.watched if w.compared}
-    acted = [e for e in events if getattr(e, "threshold", None) not in compared]
-    crossing, crossed_ns = _crossing(acted, moment, raced)
-    only_kubelets = not kills and not evictions and not any(isinstance(e, ev.Crossing) for e in acted)
-    if only_kubelets:
-        crossing, crossed_ns = _crossing(events, moment, raced)
-    usage = tuple(_usage(events, episode.domain))
-    threshold = _threshold(episode, crossing)
-    if kills and crossed_ns is None and threshold is not None and kills[0].scope in ev.RACE_SCOPES:
-        # No crossing was reported, but by the formula it had happened: in one leap, or between two looks.
-        available = available_at(episode, kills[0], threshold)
-        crossed_ns = at if available is not None and available < threshold.quantity else None
-    return Facts(
-        episode=episode,
-        kills=tuple(kills),
-        exiting=tuple(exiting),
-        denied=tuple([m for m in exiting if m.victim_pid in unproven]),
-        user_kills=tuple(_user_kills(events, unproven)),
-        evictions=tuple(evictions),
-        crossing=crossing,
-        crossed_ns=crossed_ns,
-        cleared=not met_before(events, episode.end_ns + 1),
-        usage=usage,
-        limit=_limit(kills, threshold, crossing),
-        threshold=threshold,
-        rate=growth(usage, moment),
-        lost=tuple([e for e in events if isinstance(e, ev.Lost) and e.count > 0]),
-        kubelets_line=_kubelets_line(episode, compared, at),
-        only_kubelets=only_kubelets and crossed_ns is not None,
-        stalls=tuple([e for e in events if isinstance(e, ev.Stalled)]),
-        order=_order(events, at),
-    )
 
 
 def _marks(events: Iterable[ev.Event]) -> list[ev.Mark]:
@@ -244,13 +222,6 @@ def _threshold(episode: Episode, crossing: ev.Crossing | None) -> ev.Watched | N
     return next((w for w in mine if w.hard), mine[0] if mine else None)
 
 
-def _kubelets_line(
-    episode: Episode, compared: Collection[tuple[str, str, bool]], until_ns: int | None
-) -> ev.Crossing | None:
-    found = [e for e in episode.events if isinstance(e, ev.Crossing) and e.threshold in compared]
-    return next((e for e in found if until_ns is None or e.ts_ns <= until_ns), None)
-
-
 def _limit(kills: Sequence[ev.Mark], threshold: ev.Watched | None, crossing: ev.Crossing | None) -> int | None:
     """Where the kernel kills: the limit in its record, else the domain's, else its capacity (the machine has none)."""
     if kills and kills[0].oom_limit is not None and kills[0].scope != ev.PODS:
@@ -299,18 +270,6 @@ def last_sample(episode: Episode, domain: str, at_ns: int) -> ev.Sample | None:
     """The last figures of a domain recorded by ``at_ns``."""
     found = [e for e in episode.events if isinstance(e, ev.Sample) and e.domain == domain and e.ts_ns <= at_ns]
     return found[-1] if found else None
-
-
-def available_at(episode: Episode, mark: ev.Mark, threshold: ev.Watched | None) -> int | None:
-    """What was available by the threshold's signal in its domain at ``mark``; None if not known."""
-    if threshold is None or threshold.domain != domain_of(mark):
-        return None
-    if mark.scope != ev.PODS and mark.oom_usage is not None and mark.oom_inactive_file is not None:
-        if threshold.signal in (MEMORY, ALLOCATABLE_MEMORY):
-            return threshold.capacity - working_set(mark.oom_usage, mark.oom_inactive_file)
-    last = last_sample(episode, threshold.domain, mark.ts_ns)
-    cleared = max([e.ts_ns for e in episode.events if isinstance(e, ev.Clear) and e.ts_ns <= mark.ts_ns], default=0)
-    return available_of(last, threshold) if last is not None and last.ts_ns >= cleared else None
 
 
 def available_of(sample: ev.Sample, threshold: ev.Watched) -> int:

@@ -16,7 +16,7 @@ from monitor.race.counterfactual import kubelets_answer
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Decided, KubeletEvicted, Mark, Refused
 from monitor.race.evictions import RecordedEviction
-from monitor.race.facts import Facts, domain_of, facts
+from monitor.race.facts import Facts, domain_of
 from monitor.race.flags import flags
 from monitor.race.holds import held_pods
 from monitor.race.incident import Evicted, Incident, Invoker, OomVictim, timestamp
@@ -39,7 +39,7 @@ def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = 
     """
     if episode.realtime_ns is not None:
         realtime_ns = episode.realtime_ns
-    f = facts(episode)
+    f = Facts(episode)
     ruling = rule(f)
     basis = ruling.basis
     marks = flags(f)

@@ -10,7 +10,7 @@ from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.counterfactual import World, counterfactual, world
-from monitor.race.facts import facts
+from monitor.race.facts import Facts
 from monitor.race.series import TimeSeries
 from tests.race.builders import (
     MI,
@@ -84,7 +84,7 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
     hog = [sample(t, 400 + t / 10, domain="/kubepods/hog", pod="uid-hog") for t in range(-1000, 1, 100)]
     samples = list(growing(-1000, 0, 800, 100))
     events = (crossing(), decided(0.1), signalled(0.15), gone(8), sample(9, 400), clear(12))
-    found = world(facts(one(watched(), ranked(), *samples, *hog, *events)))
+    found = world(Facts(one(watched(), ranked(), *samples, *hog, *events)))
     assert found.assumed
     assert found.oom_ns == pytest.approx(ms(1000), abs=30_000_000)
     assert found.working_set[MEMORY].at(ms(500)) == pytest.approx(950 * MI, rel=0.01)

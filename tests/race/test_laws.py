@@ -11,7 +11,7 @@ from monitor.race.codec import RecordError
 from monitor.race.counterfactual import world
 from monitor.race.episode import Bounds, Episode, State, event_key, feed, in_order, ongoing
 from monitor.race.events import Event, event_from_json
-from monitor.race.facts import facts
+from monitor.race.facts import Facts
 from monitor.race.incident import FLAGS, LOST_RACES, VERDICTS, Incident
 from monitor.race.verdict import verdict
 from tests.race.builders import episodes
@@ -51,7 +51,7 @@ def test_every_episode_gets_exactly_one_verdict_with_the_right_signs_and_survive
             assert numbers == []
         else:
             assert all(n >= 0 for n in numbers)
-        could_see = world(facts(episode))
+        could_see = world(Facts(episode))
         if could_see is not None:
             assert could_see.working_set
             assert could_see.oom_ns is None or could_see.oom_ns >= 0

@@ -3,7 +3,7 @@
 import pytest
 
 from monitor.race.events import End, Reclaim
-from monitor.race.facts import facts
+from monitor.race.facts import Facts
 from monitor.race.incident import timestamp
 from monitor.race.verdict import verdict
 from tests.race.builders import (
@@ -31,7 +31,7 @@ from tests.race.scenarios import CLEAR, EVICTED, MARKED, SCENARIOS
 def test_the_order_is_the_last_one_reported_before_the_kill() -> None:
     other = (pod("db", 900 * MI), *PODS[:2])
     late = one(watched(), ranked(), crossing(), *MARKED, ranked(4, other), *CLEAR)
-    assert facts(late).order == PODS
+    assert Facts(late).order == PODS
 
 
 def test_the_grace_of_a_soft_threshold_is_compared_with_the_way_to_the_limit() -> None:

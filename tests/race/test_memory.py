@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.race.events import Event, Sample
-from monitor.race.facts import facts
+from monitor.race.facts import Facts
 from monitor.race.memory import USAGE, Curve, Memory, memory, thinned
 from tests.race.builders import KUBEPODS, MI, OWN, START, clear, crossing, mark, one, same_after_json, sample, watched
 
 
 def of(*events: Event) -> Memory:
-    found = memory(facts(one(*START, *events)))
+    found = memory(Facts(one(*START, *events)))
     assert same_after_json(found)
     return found
 
