@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from monitor.race.burst import Burst
@@ -22,16 +23,9 @@ RELIEVED = "relieved"
 STALLED = "stalled"
 UNDETERMINED = "undetermined"
 VERDICTS = (
-    EVICTION_WON,
-    OOM_UNSEEN,
-    OOM_BEFORE_DECISION,
-    OOM_DURING_GRACE,
-    OOM_AFTER_EVICTION,
-    OWN_LIMIT,
-    RELIEVED,
-    UNDETERMINED,
-    STALLED,
-)
+    EVICTION_WON, OOM_UNSEEN, OOM_BEFORE_DECISION, OOM_DURING_GRACE, OOM_AFTER_EVICTION, OWN_LIMIT, RELIEVED,
+    UNDETERMINED, STALLED,
+)  # fmt: skip
 #: Verdicts of a race that was lost.
 LOST_RACES = frozenset({OOM_UNSEEN, OOM_BEFORE_DECISION, OOM_DURING_GRACE, OOM_AFTER_EVICTION})
 
@@ -53,25 +47,9 @@ BY_HAND = "by_hand"
 THROTTLED = "throttled"
 SWAP = "swap"
 FLAGS = (
-    GLOBAL,
-    KUBEPODS_LIMIT,
-    WRONG_VICTIM,
-    COLLATERAL,
-    GROUP_KILL,
-    OVER_EVICTION,
-    USER_KILL,
-    ALREADY_EXITING,
-    LOST_EVENTS,
-    BRAKED,
-    KUBELET_ONLY,
-    HELD,
-    HELD_THEN_EVICTED,
-    HOLD_UNANSWERED,
-    BY_HAND,
-    OWN_LIMIT,
-    THROTTLED,
-    SWAP,
-)
+    GLOBAL, KUBEPODS_LIMIT, WRONG_VICTIM, COLLATERAL, GROUP_KILL, OVER_EVICTION, USER_KILL, ALREADY_EXITING,
+    LOST_EVENTS, BRAKED, KUBELET_ONLY, HELD, HELD_THEN_EVICTED, HOLD_UNANSWERED, BY_HAND, OWN_LIMIT, THROTTLED, SWAP,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +132,5 @@ class Incident(Record):
 
 def timestamp(unix_ns: int) -> str:
     """``unix_ns`` as RFC 3339 in UTC with milliseconds: 2026-01-31T12:00:00.123Z."""
-    seconds, rest = divmod(unix_ns, 10**9)
-    days, second = divmod(seconds, 86400)
-    year, month, day = _civil(days)
-    hour, minute = second // 3600, second // 60 % 60
-    return f"{year:04d}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second % 60:02d}.{rest // 10**6:03d}Z"
-
-
-def _civil(days: int) -> tuple[int, int, int]:
-    """The date ``days`` after 1970-01-01: the year is made to begin in March, so the leap day comes last."""
-    era, day = divmod(days + 719468, 146097)
-    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
-    rest = day - (365 * year + year // 4 - year // 100)
-    month = (5 * rest + 2) // 153
-    shifted = month + 3 if month < 10 else month - 9
-    return year + era * 400 + (shifted <= 2), shifted, rest - (153 * month + 2) // 5 + 1
+    at = datetime(1970, 1, 1) + timedelta(microseconds=unix_ns // 1000)
+    return f"{at.isoformat(timespec='milliseconds')}Z"

@@ -6,6 +6,7 @@ milliseconds, so that both ways agree to the byte.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from monitor.policy.hold import STOP_NS
@@ -106,13 +107,5 @@ def _need_milli(rate: int, reaction: Reaction, ms: int) -> int:
 
 def _fastest(room: int, reaction: Reaction, ms: int) -> int | None:
     """The largest whole rate whose need is below ``room`` bytes; None if none is."""
-    if _need_milli(0, reaction, ms) >= 1000 * room:
-        return None
-    low, high = 0, _FASTEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _need_milli(middle, reaction, ms) < 1000 * room:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    too_fast = bisect_left(range(_FASTEST), 1000 * room, key=lambda rate: _need_milli(rate, reaction, ms))
+    return too_fast - 1 if too_fast else None
