@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,25 +177,10 @@ def state_dir(node: LabNode | None = None) -> Iterator[Path]:
             loader.unload(pins)
 
 
-#: In each of the cgroups a process of half a megabyte that does nothing; a line for each that has joined.
-_SLEEPERS = """for cgroup; do
-    sh -c 'echo 0 >"$0/cgroup.procs" && echo in && exec sleep 100000' "$cgroup" &
-done
-wait"""
-
-
 def fill_pods(node: LabNode, pods: int) -> None:
     """``pods`` pods of two containers (three cgroups each), with a process in the first one that dies with the pod."""
     qualities: tuple[tuple[Qos, int], ...] = (("Burstable", MIB), ("BestEffort", 0))
-    made = [node.add_pod(f"p{i}", *qualities[i % 2], containers=2) for i in range(pods)]
-    cgroups = (str(pod.containers["c0"]) for pod in made)
-    shell = subprocess.Popen(  # which ends with the last of them
-        ["/bin/sh", "-c", _SLEEPERS, "sh", *cgroups],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert shell.stdout is not None
-    for _ in made:
-        shell.stdout.readline()
-    shell.stdout.close()
+    for i in range(pods):
+        pod = node.add_pod(f"p{i}", *qualities[i % 2], containers=2)
+        join = partial((pod.containers["c0"] / "cgroup.procs").write_text, "0")  # so that all it takes is the pod's
+        subprocess.Popen(["sleep", "100000"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=join)

@@ -18,11 +18,23 @@ from typing import Any
 
 import click
 
-from monitor.cli.output import Finite, emit, format_bytes, output_option, table_lines
+from monitor.cli.output import Finite, emit, format_bytes, output_option
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import meminfo
 from monitor.kernel.rungs import AUTO, NAMES, bpf_offers
-from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, state_dir, trigger_option
+from monitor.lab.bench import (
+    Found,
+    Listed,
+    Row,
+    Size,
+    bench,
+    mode_option,
+    number,
+    progress,
+    row_lines,
+    state_dir,
+    trigger_option,
+)
 from monitor.lab.checked import KINDS
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
@@ -300,25 +312,13 @@ def demo(
                     click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
     wins = sum(r.winner == "eviction" for r in results)
     answer = {"runs": [asdict(r) for r in results], "wins": wins, "losses": len(results) - wins}
-    emit(output, answer, lambda: [*_lines(results), "", f"eviction won {wins} of {len(results)}"])
-
-
-def _lines(results: Sequence[RaceResult]) -> list[str]:
     rows = [
-        (
-            i,
-            r.winner,
-            _us(r.detection_us),
-            _us(r.kill_us),
-            r.trigger,
-            format_bytes(r.headroom_bytes),
-            r.evicted,
-            ", ".join(f"{v.get('victim_comm', '')}[{v['victim_pid']}]" for v in r.oom_victims) or None,
-        )
-        for i, r in enumerate(results, 1)
+        {
+            **asdict(r),
+            "run": n,
+            "oom_victims": [f"{v.get('victim_comm', '')}[{v['victim_pid']}]" for v in r.oom_victims],
+        }
+        for n, r in enumerate(results, 1)
     ]
-    return table_lines(("run", "winner", "detected", "killed", "trigger", "left", "evicted", "OOM victims"), rows)
-
-
-def _us(value: float | None) -> str | None:
-    return None if value is None else f"{value:.0f} us"
+    columns = "run winner detection_us kill_us trigger headroom_bytes evicted oom_victims"
+    emit(output, answer, lambda: [*row_lines(columns, rows), "", f"eviction won {wins} of {len(results)}"])

@@ -12,13 +12,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import importlib
 import mmap
 import os
+import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import ParamSpec, TypeVar
 
 from monitor.kernel.procfs import readable
 from monitor.lab.worker import (
@@ -48,13 +49,8 @@ _AGAIN_S = 0.01
 _LOOK_S = 0.1
 _FAILED = 1
 _SO_SNDBUFFORCE = 32
-# Some modules are imported by the loads that need them, before they join the pod: on an emulated CPU all take 0.2 s.
-if TYPE_CHECKING:
-    import socket
-    from typing import ParamSpec, TypeVar
-
-    P = ParamSpec("P")
-    T = TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Patience:
@@ -92,7 +88,6 @@ class Contents:
     """What is written: never zero, different in each place and each process."""
 
     def __init__(self, seed: int) -> None:
-        random = importlib.import_module("random")
         self._view = memoryview(random.Random(seed).randbytes(2 * MIB).translate(bytes((1, *range(1, 256)))))
 
     def piece(self, number: int, size: int) -> memoryview:
@@ -226,23 +221,21 @@ class Queues:
 
     def __init__(self, mib: int, seed: int, sockets: bool) -> None:
         self._size, self._contents = mib * MIB, Contents(seed)
-        self._sockets = importlib.import_module("socket") if sockets else None
+        self._sockets = sockets
         self._open: list[tuple[int, int, int]] = []  # reader, number of its first piece, bytes
         self._kept: list[socket.socket] = []
 
     def _pair(self) -> tuple[int, int]:
-        if self._sockets is None:
+        if not self._sockets:
             reader, writer = os.pipe2(os.O_NONBLOCK)
             fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, MIB)
             return reader, writer
-        ends = self._sockets.socketpair(self._sockets.AF_UNIX, self._sockets.SOCK_STREAM)
+        ends = socket.socketpair()
         self._kept += ends
         for end in ends:
             end.setblocking(False)
         # Where that is not allowed, there are more of them.
-        libc.setsockopt(
-            ends[1].fileno(), self._sockets.SOL_SOCKET, _SO_SNDBUFFORCE, ctypes.byref(ctypes.c_int(4 * MIB)), 4
-        )
+        libc.setsockopt(ends[1].fileno(), socket.SOL_SOCKET, _SO_SNDBUFFORCE, ctypes.byref(ctypes.c_int(4 * MIB)), 4)
         return ends[0].fileno(), ends[1].fileno()
 
     def grow(self) -> None:

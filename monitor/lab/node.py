@@ -6,11 +6,11 @@ and it disappears however the owner ends (monitor/lab/janitor.py).
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import tempfile
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -230,11 +230,8 @@ class LabNode:
 
     def oom_kills(self, pod: LabPod | None = None) -> int:
         """Processes the OOM killer killed in the node, or in containers of ``pod``, as the kernel counts them."""
-        # v1 counts in the cgroup of the victim only: the counters of its ancestors stay 0.
-        everywhere = () if self.hierarchy.version == 2 else cgroupfs.descendants(self.cgroup)
-        directories = (self.cgroup, *everywhere) if pod is None else pod.containers.values()
-        name = "memory.events" if self.hierarchy.version == 2 else "memory.oom_control"
-        return sum(_count(directory / name, "oom_kill") for directory in directories)
+        directories = (self.cgroup, *cgroupfs.descendants(self.cgroup)) if pod is None else pod.containers.values()
+        return sum(cgroupfs.oom_kills(self.hierarchy, directory) or 0 for directory in directories)
 
     def reset_peak(self) -> None:
         """Start measuring `peak` anew. Before Linux 6.12 the one of cgroup v2 cannot be: it goes on from the node's
@@ -243,17 +240,14 @@ class LabNode:
         if self.hierarchy.version == 1:
             (self.cgroup / "memory.max_usage_in_bytes").write_text("0")
             return
-        try:
-            if self._peak_fd < 0:
-                self._peak_fd = os.open(self.cgroup / "memory.peak", os.O_RDWR | os.O_CLOEXEC)
+        self._close_peak()
+        path = self.cgroup / "memory.peak"
+        if not path.exists():
+            raise CannotError("this kernel's cgroup v2 has no memory.peak", "run Linux 5.19 or newer")
+        with suppress(OSError):
             # The reset holds for reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
+            self._peak_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             os.write(self._peak_fd, b"0")
-        except FileNotFoundError:
-            raise CannotError("this kernel's cgroup v2 has no memory.peak", "run Linux 5.19 or newer") from None
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EACCES):
-                raise
-            self._close_peak()
 
     def peak(self) -> int:
         """The most bytes charged to the node at once, since it was made or `reset_peak`."""
@@ -275,11 +269,3 @@ def require_root(command: str) -> None:
         problem = f"{command} makes cgroups and loads BPF programs"
         raise CannotError(problem, f"run as root: sudo outrace {command}")
     mounts.ensure()
-
-
-def _count(path: Path, key: str) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return 0  # a cgroup that vanished while the tree was walked took its counter along
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{key} ")), 0)
