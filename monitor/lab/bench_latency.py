@@ -24,21 +24,6 @@ from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
-CLIENTS = 16
-
-
-@contextlib.contextmanager
-def flooding(daemon: LabDaemon) -> Iterator[list[int]]:
-    """While it is open `CLIENTS` repeat GET /metrics; afterwards the list has how many answers they got."""
-    answers: list[int] = []
-    child = Child("monitor.lab.workers:flood", port=daemon.address.rpartition(":")[2], clients=CLIENTS)
-    with contextlib.closing(child):
-        child.expect("ready")
-        yield answers
-        child.close_stdin()
-        answers.append(int(child.expect("answered")))
-
-
 _PATIENCE_S = 30.0
 
 
@@ -201,38 +186,18 @@ def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Ro
     return rows
 
 
-def under_flood(state_dir: Path, kills: int, turns: int) -> list[Row]:
-    """Kills: quiet, flooded with requests, quiet, in turns."""
-    quiet, flooded = Samples(), Samples()
-    with LabNode("flood", NODE_BYTES) as node:
-        victim = add_pods(node, PODS)
-        line = f"memory.available<{node.memory_bytes - node.usage() - MARGIN_MIB * MIB}"
-        with LabDaemon(node, "--enforce", "--eviction-hard", line, state_dir=state_dir, keep_pins=True) as daemon:
-            for part in shares(kills, turns):
-                for found, n in ((quiet, part // 2), (flooded, part), (quiet, part - part // 2)):
-                    with flooding(daemon) if found is flooded else contextlib.nullcontext([0]) as answers:
-                        evictions(found, daemon, victim, n, 2 * MARGIN_MIB)
-                    progress(f"{n} kills: {sum(answers)} answers")
-    both = (("quiet", quiet), ("flooded", flooded))
-    rows = [summary(f"crossing_to_sigkill_{name}", found.signalled) for name, found in both]
-    return [*rows, ratio("flooded_to_quiet", rows[1], rows[0])]
-
-
 @bench(STATISTICS)
 @number("--crossings", 1000, "Crossings to observe.")
 @number("--kills", 300, "Evictions to measure.")
 @click.option("--floor-only", is_flag=True, help="Only the comparison with the floor.")
 @number("--turns", 6, "Turns of monitor and floor.")
 @number("--pods", PODS, "Pods beside the floor.", 3)
-@click.option("--flood", is_flag=True, help="Only SIGKILLs while 16 clients repeat GET /metrics, and without them.")
-def latency(crossings: int, kills: int, floor_only: bool, turns: int, pods: int, flood: bool) -> list[Row]:
+def latency(crossings: int, kills: int, floor_only: bool, turns: int, pods: int) -> list[Row]:
     """Measure crossing to decision (4 processes at full speed, observe mode, 110 pods).
 
     Then, in turns, the SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows
     only the processes to kill. The rows sigkill_to_floor_* are the ratio of the two.
     """
     with temporary_state_dir() as state_dir:
-        if flood:
-            return under_flood(state_dir, kills, turns)
         rows = [] if floor_only else [observed(state_dir, crossings)]
         return rows + against_floor(state_dir, kills, turns, pods)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import http.client
 import mmap
 import os
 import random
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -126,30 +124,3 @@ def poller(options: Options) -> None:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-
-
-def flood(options: Options) -> None:
-    """Clients in threads that repeat GET /metrics on `port` until stdin ends; half of them keep their connections.
-    Prints `answered N`.
-    """
-    stop, answers = threading.Event(), [0] * int(options["clients"])
-
-    def client(n: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", int(options["port"]), timeout=30)
-        while not stop.is_set():
-            try:
-                connection.request("GET", "/metrics", headers={"Accept": f"text/plain;q=0.{n}"})
-                connection.getresponse().read()
-                answers[n] += 1
-            except (OSError, http.client.HTTPException):
-                connection.close()
-            if n % 2:
-                connection.close()
-
-    threads = [threading.Thread(target=client, args=(n,), daemon=True) for n in range(len(answers))]
-    for thread in threads:
-        thread.start()
-    write_line("ready")
-    sys.stdin.read()
-    stop.set()
-    write_line("answered", sum(answers))
