@@ -148,18 +148,8 @@ def summary(name: str, values: Sequence[float], unit: str = "us") -> Row:
     }
 
 
-def ratio(name: str, ours: Row, base: Row) -> Row:
-    """How many times ``base``, at the median, the 99th percentile and the maximum."""
-    return {"name": name, "unit": "ratio", "n": ours["n"], **{k: ours[k] / base[k] for k in ("p50", "p99", "max")}}
-
-
 def progress(text: str) -> None:
     click.echo(text, err=True)
-
-
-def shares(total: int, turns: int) -> Iterator[int]:
-    """``total`` in so many turns: what a host does to its machines changes within seconds."""
-    return (total * (turn + 1) // turns - total * turn // turns for turn in range(turns))
 
 
 @contextmanager

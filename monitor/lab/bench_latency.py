@@ -10,55 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from monitor.errors import MonitorError
 from monitor.kernel import loader
-from monitor.lab.bench import STATISTICS, Row, bench, fill_pods, number, progress, ratio, shares, summary
+from monitor.lab.bench import STATISTICS, Row, bench, fill_pods, number, progress, summary
 from monitor.lab.bench import state_dir as temporary_state_dir
 from monitor.lab.child import Child, Hog
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
 _PATIENCE_S = 30.0
-
-
-@dataclass(slots=True)
-class Samples:
-    """Microseconds from the crossing until it was seen (decided) and until the last signal."""
-
-    seen: list[float] = field(default_factory=list)
-    signalled: list[float] = field(default_factory=list)
-
-    def read(self, daemon: LabDaemon, victim: LabPod, since: int) -> None:
-        """The eviction logged from ``since`` on. MonitorError if there is none, or it is another pod's."""
-        record = daemon.message("evicting", _PATIENCE_S, since)
-        if record is None or daemon.message("evicted", _PATIENCE_S, since) is None:
-            raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
-        if record["uid"] != victim.uid:
-            raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
-        if not record["crossed_ns"]:  # a pass decided before the record of the crossing was read
-            progress("not timed: decided by a pass before the crossing's record was read")
-            return
-        self.seen.append((record["decided_ns"] - record["crossed_ns"]) / 1000)
-        self.signalled.append((record["signalled_ns"] - record["crossed_ns"]) / 1000)
-
-
-def evictions(out: Samples, daemon: LabDaemon, victim: LabPod, n: int, mib: int) -> None:
-    """``n`` processes of ``victim`` that take ``mib`` MiB, one after the other, and are evicted for it."""
-    node = daemon.node
-    for _ in range(n):
-        since = len(daemon.log)
-        hog = node.start_hog(victim, mib=mib)
-        hog.go()
-        out.read(daemon, victim, since)
-        node.end(hog)
-
-
 NODE_BYTES = 512 * MIB
 HOGS = 4
 HOG_MIB = 16
@@ -74,6 +40,18 @@ MARGIN_MIB = 32
 CHURN_MARGIN_MIB = 96
 #: The next crossing is made when no more than this of the last one's memory is still charged.
 _BACK = 4 * MIB
+
+
+class Samples:
+    """Microseconds from the crossing until it was seen (decided) and until the last signal."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.signalled: list[float] = []
+
+    def add(self, crossed_ns: int, seen_ns: int, signalled_ns: int) -> None:
+        self.seen.append((seen_ns - crossed_ns) / 1000)
+        self.signalled.append((signalled_ns - crossed_ns) / 1000)
 
 
 def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> list[float]:
@@ -114,76 +92,99 @@ def observed(state_dir: Path, crossings: int) -> Row:
     return row
 
 
-@contextlib.contextmanager
-def neighbours(node: LabNode, kind: str, pods: Sequence[LabPod]) -> Iterator[None]:
-    """``compile``, ``churn`` (in these pods) or no load (``""``)."""
-    cgroups = {"compile": [node.hierarchy.root] * COMPILERS, "churn": [pod.containers["c0"] for pod in pods]}
-    with contextlib.ExitStack() as stack:
-        for cgroup in cgroups.get(kind, ()):
-            child = Child("monitor.lab.workers:neighbour", kind=kind, cgroup=cgroup)
-            stack.callback(child.close)
-            child.expect("ready")
-        yield
-
-
-def at_floor(
-    out: Samples, state_dir: Path, node: LabNode, victim: LabPod, available_below: int, n: int, mib: int
-) -> None:
-    """As `evictions`, by the bare loop, which is given the hog's pid beforehand."""
-    pins = loader.ensure_loaded(state_dir, loader.AUTO)[0]
-    floor = Child("monitor.lab.floor:floor", pins=pins, cgroup=node.cgroup, available_below=available_below)
-    with contextlib.closing(floor):
-        floor.expect("ready")
-        for _ in range(n):
-            hog = node.start_hog(victim, mib=mib)
-            before = node.usage()
-            floor.send(f"aim {hog.pid}")
-            floor.expect("aimed")
-            hog.go()
-            crossed, seen, killed = map(int, floor.expect("killed").split())
-            out.seen.append((seen - crossed) / 1000)
-            out.signalled.append((killed - crossed) / 1000)
-            hog.process.wait()
-            deadline = time.monotonic() + 5.0
-            while node.usage() > before + _BACK and time.monotonic() < deadline:
-                time.sleep(0.001)
-            node.end(hog)
-
-
-def paired(
-    node: LabNode, victim: LabPod, pods: Sequence[LabPod], state_dir: Path, kind: str, n: int, turns: int
-) -> tuple[Samples, Samples]:
-    """``n`` kills each beside neighbours of ``kind``, in turns: the monitor's samples and the floor's. The threshold
-    lies a margin above what is in use when the neighbours are there.
+@dataclass(frozen=True, slots=True)
+class AgainstFloor:
+    """Processes of ``victim`` that run into a threshold, one after the other, and are killed by the monitor or by the
+    floor.
     """
-    ours, floor = Samples(), Samples()
-    margin = CHURN_MARGIN_MIB if kind == "churn" else MARGIN_MIB
-    for kills in shares(n, turns):
-        with neighbours(node, kind, pods):
-            threshold = node.memory_bytes - node.usage() - margin * MIB
-            options = ("--enforce", "--eviction-hard", f"memory.available<{threshold}")
-            with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
-                evictions(ours, daemon, victim, kills, 2 * margin)
-            at_floor(floor, state_dir, node, victim, threshold, kills, 2 * margin)
-        progress(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}")
-    return ours, floor
+
+    node: LabNode
+    victim: LabPod
+    busy: list[LabPod]
+    state_dir: Path
+
+    def rows(self, kind: str, label: str, n: int, turns: int) -> list[Row]:
+        """``n`` kills each beside neighbours of ``kind``, in turns. The threshold lies a margin above what is in use
+        when the neighbours are there.
+        """
+        ours, floor = Samples(), Samples()
+        margin = CHURN_MARGIN_MIB if kind == "churn" else MARGIN_MIB
+        for turn in range(turns):  # what a host does to its machines changes within seconds
+            kills = n * (turn + 1) // turns - n * turn // turns
+            with self._neighbours(kind):
+                threshold = self.node.memory_bytes - self.node.usage() - margin * MIB
+                self._by_monitor(ours, threshold, kills, 2 * margin)
+                self._by_floor(floor, threshold, kills, 2 * margin)
+            progress(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}")
+        base = summary(f"floor_to_sigkill_{label}", floor.signalled)
+        sigkill = summary(f"crossing_to_sigkill_{label}", ours.signalled)
+        ratio = {key: sigkill[key] / base[key] for key in ("p50", "p99", "max")}
+        return [
+            summary(f"floor_to_seen_{label}", floor.seen),
+            base,
+            summary(f"crossing_to_decision_{label}", ours.seen),
+            sigkill,
+            {"name": f"sigkill_to_floor_{label}", "unit": "ratio", "n": sigkill["n"], **ratio},
+        ]
+
+    @contextlib.contextmanager
+    def _neighbours(self, kind: str) -> Iterator[None]:
+        """``compile``, ``churn`` (in the busy pods) or no load (``""``)."""
+        root, own = self.node.hierarchy.root, [pod.containers["c0"] for pod in self.busy]
+        with contextlib.ExitStack() as stack:
+            for cgroup in {"compile": [root] * COMPILERS, "churn": own}.get(kind, ()):
+                child = Child("monitor.lab.workers:neighbour", kind=kind, cgroup=cgroup)
+                stack.callback(child.close)
+                child.expect("ready")
+            yield
+
+    def _by_monitor(self, out: Samples, available_below: int, n: int, mib: int) -> None:
+        options = ("--enforce", "--eviction-hard", f"memory.available<{available_below}")
+        with LabDaemon(self.node, *options, state_dir=self.state_dir, keep_pins=True) as daemon:
+            for _ in range(n):
+                since = len(daemon.log)
+                hog = self.node.start_hog(self.victim, mib=mib)
+                hog.go()
+                record = daemon.message("evicting", _PATIENCE_S, since)
+                if record is None or daemon.message("evicted", _PATIENCE_S, since) is None:
+                    raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
+                if record["uid"] != self.victim.uid:
+                    raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
+                if record["crossed_ns"]:
+                    out.add(record["crossed_ns"], record["decided_ns"], record["signalled_ns"])
+                else:
+                    progress("not timed: decided by a pass before the crossing's record was read")
+                self.node.end(hog)
+
+    def _by_floor(self, out: Samples, available_below: int, n: int, mib: int) -> None:
+        """By the bare loop, which is given the hog's pid beforehand."""
+        node, pins = self.node, loader.ensure_loaded(self.state_dir, loader.AUTO)[0]
+        floor = Child("monitor.lab.floor:floor", pins=pins, cgroup=node.cgroup, available_below=available_below)
+        with contextlib.closing(floor):
+            floor.expect("ready")
+            for _ in range(n):
+                hog = node.start_hog(self.victim, mib=mib)
+                before = node.usage()
+                floor.send(f"aim {hog.pid}")
+                floor.expect("aimed")
+                hog.go()
+                out.add(*map(int, floor.expect("killed").split()))
+                hog.process.wait()
+                deadline = time.monotonic() + 5.0
+                while node.usage() > before + _BACK and time.monotonic() < deadline:
+                    time.sleep(0.001)
+                node.end(hog)
 
 
 def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Row]:
     """The monitor and the floor: quiet, beside compilers at nice 19, with processes that come and go."""
-    rows = []
     with LabNode("latency", NODE_BYTES) as node:
         victim = add_pods(node, pods - CPUS)
         # What comes and goes leaves up to 17 MiB behind for a while: it is not to be evicted for that.
         busy = [node.add_pod(f"busy{i}", priority=1000) for i in range(CPUS)]
-        for kind, label in (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn")):
-            ours, floor = paired(node, victim, busy, state_dir, kind, kills, turns)
-            base = summary(f"floor_to_sigkill_{label}", floor.signalled)
-            sigkill = summary(f"crossing_to_sigkill_{label}", ours.signalled)
-            rows += [summary(f"floor_to_seen_{label}", floor.seen), base]
-            rows += [summary(f"crossing_to_decision_{label}", ours.seen), sigkill]
-            rows.append(ratio(f"sigkill_to_floor_{label}", sigkill, base))
-    return rows
+        both = AgainstFloor(node, victim, busy, state_dir)
+        kinds = (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn"))
+        return [row for kind, label in kinds for row in both.rows(kind, label, kills, turns)]
 
 
 @bench(STATISTICS)
