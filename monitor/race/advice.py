@@ -20,7 +20,9 @@ OUTRACE_NS = 5_000_000
 
 def advice(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin_bytes: int | None) -> str:
     """One to three sentences; empty if nothing needs to change."""
-    found = _VERDICTS[ruling.verdict](f, ruling.basis, margin_bytes)
+    found = stalls.remedy(f) if f.stalls else []
+    if ruling.verdict in _VERDICTS:
+        found = _VERDICTS[ruling.verdict](f, ruling.basis, margin_bytes)
     wrong = wrong_victim(f)
     if wrong is not None:
         found.append(
@@ -174,16 +176,12 @@ def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -
     assert basis is not None
     if margin_bytes is None:
         return ["A larger evictionMinimumReclaim evicts the next pod at once: how much was lacking is not known."]
-    wanted = quantity(basis.decision.min_reclaim - margin_bytes)
+    lacked = f"{size(-margin_bytes)} were allocated again after the pod was gone"
     if basis.decision.observed:
-        return [
-            f"What outrace would have evicted was {size(-margin_bytes)} too little for this growth: "
-            f"evictionMinimumReclaim {_signal(f)}={wanted} has the next pod evicted at once."
-        ]
-    return [
-        f"{size(-margin_bytes)} were allocated again after the pod was gone: evictionMinimumReclaim "
-        f"{_signal(f)}={wanted} would have had the next pod evicted at once."
-    ]
+        lacked = f"What outrace would have evicted was {size(-margin_bytes)} too little for this growth"
+    has = "has" if basis.decision.observed else "would have had"
+    wanted = f"{_signal(f)}={quantity(basis.decision.min_reclaim - margin_bytes)}"
+    return [f"{lacked}: evictionMinimumReclaim {wanted} {has} the next pod evicted at once."]
 
 
 def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
@@ -198,18 +196,18 @@ def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> 
     return [f"Set the memory limit of {whose} {limit}, or find what grows: {held}."]
 
 
-def _nothing(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
-    return []
-
-
-def _stalled(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
-    return stalls.remedy(f)
-
-
 def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> list[str]:
     lost = sum(e.count for e in f.lost)
     return [f"{lost} events were lost: the metrics say which and why."] if lost else []
 
 
-_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _nothing, _undetermined, _stalled)
-_VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))
+#: In which something may have to change, besides a stall.
+_VERDICTS = {
+    i.EVICTION_WON: _won,
+    i.OOM_UNSEEN: _unseen,
+    i.OOM_BEFORE_DECISION: _before,
+    i.OOM_DURING_GRACE: _grace,
+    i.OOM_AFTER_EVICTION: _after,
+    i.OWN_LIMIT: _own,
+    i.UNDETERMINED: _undetermined,
+}

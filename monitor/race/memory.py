@@ -100,22 +100,22 @@ def memory(f: Facts) -> Memory | None:
     watched = {w.threshold: w for w in episode.watched if w.domain in domains}
     lines = [Line(w.domain, w.signal, w.hard, w.quantity, w.capacity, w.limit, w.compared) for w in watched.values()]
     grown = {one.domain: one for one in growth_before(episode)}
-    curves = [
-        curve
-        for domain, signal in dict.fromkeys((one.domain, one.signal) for one in lines)
-        if (curve := _curve(episode, _of_signal(f, domain, signal), grown.get(domain), domain, None, signal))
-    ]
-    names = pod_names(episode)
+    curves: list[Curve] = []
+
+    def draw(points: Iterable[tuple[int, int]], domain: str, pod: str | None, measure: str, limit: int | None) -> None:
+        kept = [(round((ts - episode.start_ns) / 1e6, 2), value) for ts, value in thinned(sorted(points))]
+        if len(kept) > 1:  # a dot is no curve
+            grew, seconds = (grown[domain].bytes, grown[domain].seconds) if domain in grown else (0, 0.0)
+            curves.append(Curve(domain, pod, measure, grew, seconds, limit, tuple(kept)))
+
+    for domain, signal in dict.fromkeys((one.domain, one.signal) for one in lines):
+        draw(_of_signal(f, domain, signal), domain, None, signal, None)
     if episode.domain not in SIGNAL_OF:
-        points = _of_usage(episode)
         pod = next((m.pod_name or m.pod for m in (*f.kills, *f.exiting)), None)
-        own = _curve(episode, points, grown.get(episode.domain), episode.domain, pod, USAGE, f.limit)
-        curves += [own] if own else []
+        draw(_of_usage(episode), episode.domain, pod, USAGE, f.limit)
+    names = pod_names(episode)
     for domain, uid in _pods(f, grown):
-        curve = _curve(
-            episode, _of_pod(episode, domain, uid), grown.get(domain), domain, names.get(uid, uid), WORKING_SET
-        )
-        curves += [curve] if curve else []
+        draw(_of_pod(episode, domain, uid), domain, names.get(uid, uid), WORKING_SET, None)
     return Memory(tuple(lines), tuple(curves)) if curves else None
 
 
@@ -163,23 +163,6 @@ def thinned(points: Sequence[tuple[int, int]], stretches: int = _STRETCHES) -> P
         stretch = range(i * len(points) // stretches, (i + 1) * len(points) // stretches)
         kept |= {min(stretch, key=lambda at: points[at][1]), max(stretch, key=lambda at: points[at][1])}
     return [points[at] for at in sorted(kept)]
-
-
-def _curve(
-    episode: Episode,
-    points: Iterable[tuple[int, int]],
-    grown: Growth | None,
-    domain: str,
-    pod: str | None,
-    measure: str,
-    limit: int | None = None,
-) -> Curve | None:
-    """None of fewer than two points: a dot is no curve."""
-    kept = [(round((ts - episode.start_ns) / 1e6, 2), value) for ts, value in thinned(sorted(points))]
-    if len(kept) < 2:
-        return None
-    grew, seconds = (grown.bytes, grown.seconds) if grown is not None else (0, 0.0)
-    return Curve(domain, pod, measure, grew, seconds, limit, tuple(kept))
 
 
 def _of_signal(f: Facts, domain: str, signal: str) -> Iterator[tuple[int, int]]:
