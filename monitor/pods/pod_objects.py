@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, manifest_of
 from monitor.policy.errors import PolicyError
-from monitor.policy.pods import Container, Pod, Quantities, pod_from_object
+from monitor.policy.pods import pod_from_object
 from monitor.policy.qos import SOURCE, compute_qos_class
 from monitor.policy.quantity import Quantity
+from monitor.policy.resources import together
 
 _METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
 #: Annotations that decide something: where a static pod comes from, and which directory it has.
@@ -183,73 +185,34 @@ def _list(found: Any) -> list[Any]:
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-# ---- a pod of very many containers, kept as a few that ask for the same
+# ---- a pod of very many containers, kept as one that asks for the same
 #
 # 1.5 MiB of a pod are 20,000 containers, and a tenant decides how many there are: ten such pods take 120 MiB here. What
 # is ranked, measured and killed is the pod, so sums do: requests and limits of the pod, and its class, stay as they
-# are. What is lost is what belongs to one container: its oom_score_adj and its own limit for ephemeral storage. (Before
-# sidecars, in policy kubelet-1.17, the request of the pod is the larger where an init container follows sidecars.)
+# are. What is lost is what belongs to one container: its oom_score_adj and its own limit for ephemeral storage.
+# (kubelet-1.17 and before know no sidecars, and here count them.)
 
 #: Containers, init containers with them, of which each is kept. The kubelet has 110 pods on a node, of 1 to 10 each.
 MOST_CONTAINERS = 200
 
 
 def summed(obj: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The Pod ``obj`` with one regular container, one init container and one sidecar; None where it cannot be read."""
+    """The Pod ``obj`` with one container; None where it cannot be read."""
     try:
         pod = pod_from_object(obj)
     except PolicyError:
         return None
+    every = (*pod.containers, *pod.init_containers)
+    names = {name: None for container in every for name in (*container.requests, *container.limits)}
+    resources = {
+        which: {name: _text(most) for name in names if (most := together(pod, name, attrgetter(which))) is not None}
+        for which in _AMOUNTS
+    }
     # The class is that of all the containers' figures, which are not the sums' where init containers are many.
     status = {**obj["status"], "qosClass": pod.qos_class_status or compute_qos_class(pod)}
-    none: dict[str, Any] = {"containerStatuses": [], "initContainerStatuses": []}
-    return {**obj, "spec": {**obj["spec"], **_few(pod)}, "status": {**status, **none}}
-
-
-def _few(pod: Pod) -> dict[str, list[dict[str, Any]]]:
-    regular = _sums([c.requests for c in pod.containers]), _sums([c.limits for c in pod.containers])
-    sidecars = [c for c in pod.init_containers if c.sidecar]
-    beside = _sums([c.requests for c in sidecars]), _sums([c.limits for c in sidecars])
-    first = _largest_step(pod.init_containers, "requests"), _largest_step(pod.init_containers, "limits")
-    # The init container comes first: what runs beside it is in its figure already.
-    init = [_made("init", *first), {**_made("sidecars", *beside), "restartPolicy": "Always"}]
-    return {"containers": [_made("containers", *regular)], "initContainers": init}
-
-
-def _sums(all_of: Iterable[Quantities]) -> dict[str, Quantity]:
-    sums: dict[str, Quantity] = {}
-    for one in all_of:
-        _add(sums, one)
-    return sums
-
-
-def _add(sums: dict[str, Quantity], one: Quantities) -> None:
-    for name, amount in one.items():
-        sums[name] = sums[name] + amount if name in sums else amount
-
-
-def _largest_step(init_containers: Iterable[Container], which: str) -> dict[str, Quantity]:
-    """Of each resource the most that an init container has together with the sidecars before it."""
-    beside: dict[str, Quantity] = {}
-    most: dict[str, Quantity] = {}
-    for container in init_containers:
-        own: Quantities = getattr(container, which)
-        if container.sidecar:
-            _add(beside, own)
-            continue
-        for name, amount in own.items():
-            step = amount + beside[name] if name in beside else amount
-            if name not in most or step > most[name]:
-                most[name] = step
-    return most
-
-
-def _made(name: str, requests: Quantities, limits: Quantities) -> dict[str, Any]:
-    amounts = {"requests": requests, "limits": limits}
-    return {
-        "name": name,
-        "resources": {key: {of: _text(amount) for of, amount in found.items()} for key, found in amounts.items()},
-    }
+    none: dict[str, Any] = {key: [] for key in _STATUSES}
+    spec = {**obj["spec"], "containers": [{"name": "containers", "resources": resources}], "initContainers": []}
+    return {**obj, "spec": spec, "status": {**status, **none}}
 
 
 def _text(amount: Quantity) -> str:

@@ -42,7 +42,7 @@ def pod_request(pod: Pod, resource: str) -> Quantity:
 
 def containers_request(pod: Pod, resource: str) -> Quantity:
     """What the containers need together, or the largest step of initialisation if that is more."""
-    asked, none = _together(pod, resource, lambda container: container.requests), _zero(resource)
+    asked, none = together(pod, resource, lambda container: container.requests), _zero(resource)
     return none if asked is None else max(none + asked, none)
 
 
@@ -55,7 +55,7 @@ def with_gate_off(pod: Pod) -> Pod:
 
 def pod_limit(pod: Pod, resource: str) -> Quantity | None:
     """The limit of the whole pod for ``resource``, overhead included; None if nothing in it names one."""
-    limit = _together(pod, resource, lambda container: container.limits)
+    limit = together(pod, resource, lambda container: container.limits)
     if pod.resources is not None and is_pod_level((resource,)) and resource in pod.resources.limits:
         limit = pod.resources.limits[resource]
     if limit is not None and not limit.is_zero and resource in pod.overhead:
@@ -63,7 +63,7 @@ def pod_limit(pod: Pod, resource: str) -> Quantity | None:
     return limit
 
 
-def _together(pod: Pod, resource: str, of: Callable[[Container], Quantities]) -> Quantity | None:
+def together(pod: Pod, resource: str, of: Callable[[Container], Quantities]) -> Quantity | None:
     """The most that a moment of the pod's life takes: the containers together, or a step of initialisation. Sidecars
     run beside everything after them; ordinary init containers run one at a time. One amount alone keeps its spelling.
     """
