@@ -15,8 +15,8 @@ from typing import Protocol
 from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
-from monitor.pods.containers import is_sandbox
 from monitor.pods.model import FoundPod
+from monitor.pods.tree import is_sandbox
 from monitor.policy.releases import CURRENT, Era
 
 #: A runtime moves a process into its cgroup first and sets its value a moment later: in observe mode look after that.

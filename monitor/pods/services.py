@@ -20,7 +20,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.wire import printable
-from monitor.pods import claims, machine, units
+from monitor.pods import claims, units
 from monitor.pods.cgroup_tree import children, is_kubepods
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
 from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within, first
@@ -185,7 +185,7 @@ class ServiceSource(PodSource):
             scan.watch[path] = CHILDREN
             found = children(path)
             return [(one, Place(units.CONTAINER, "containerd", one.name, (*place.parts, one.name))) for one in found]
-        if place.user is not None or not (machine.lost_with(place.name) and _may_split(path, place)):
+        if place.user is not None or not (claims.lost_with(place.name) and _may_split(path, place)):
             return []
         scan.watch[path] = CHILDREN
         return [(one, made) for one in children(path) if (made := units.unsplit((*place.parts, one.name)))]

@@ -8,6 +8,7 @@ pod that the kubelet runs, because its author could hide usage with them. Other 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,11 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.errors import MonitorError
-from monitor.kernel import cgroup_procs
+from monitor.errors import CannotError, MonitorError
+from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.disks import DEADLINE_S, NOTHING, Disks, Usage, tree_usage
 from monitor.pods.cgroup_tree import parse, tree_uids
-from monitor.pods.containers import upper_directory
 from monitor.pods.model import FoundPod
 from monitor.policy.stats import PodStats
 
@@ -249,3 +249,88 @@ class _Look:
 
 def _figures(usage: Usage) -> dict[str, int]:
     return {"usedBytes": usage.bytes, "inodesUsed": usage.inodes}
+
+
+# ---- the writable layer of a container
+
+#: Processes of a container that may end one after the other while its root is looked for.
+_TRIES = 8
+#: Characters of a container's mountinfo: a runtime makes some 50 mounts. A user in a namespace of its own makes 100,000
+#: (fs.mount-max) with paths of 4 KiB, of which each byte may be written as four: as a list they took 2 GB.
+_MOST_MOUNTS = 1 << 20
+
+
+def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
+    """The upper directory of the overlay that the processes of a container have as their root; None without one.
+
+    The path is the container runtime's, valid where outrace sees the same files: on the node itself. Any user mounts an
+    overlay in a user namespace of its own and names any path: such an overlay counts only if it is mounted here too, as
+    the runtime's is. Raises MonitorError.
+    """
+    own = _root_mount(proc / "self" / "mountinfo")
+    for pid in cgroup_procs.processes(cgroup)[:_TRIES]:
+        found = _root_mount(proc / str(pid) / "mountinfo", _MOST_MOUNTS)
+        if found is None:
+            continue  # it ended, or made a namespace of its own
+        device, kind, options = found
+        # Processes outside any container have the root of this one, which may be an overlay itself.
+        if kind != "overlay" or own is None or device == own[0]:
+            return None
+        if not _is_the_runtimes(device, proc, pid):
+            continue
+        upper = next((option for option in options.split(",") if option.startswith("upperdir=")), None)
+        if upper is None:
+            return None  # read-only: a container without a writable layer
+        path = Path(cgroupfs.unescape(upper.partition("=")[2]))
+        # Of another mount namespace it is not to be seen from here.
+        return path if path.is_absolute() and os.path.isdir(path) and not os.path.islink(path) else None
+    return None
+
+
+def _is_the_runtimes(device: str, proc: Path, pid: int) -> bool:
+    """Whether an overlay is the runtime's: a process with it is in our user namespace, or it is mounted here too."""
+
+    def users(process: str) -> str:
+        try:
+            return os.readlink(proc / process / "ns" / "user")
+        except OSError:
+            return ""
+
+    return users(str(pid)) == users("self") or any(
+        _fields(line)[1] == device for line in _lines(proc / "self" / "mountinfo")
+    )
+
+
+def _root_mount(path: Path, most: float = math.inf) -> tuple[str, str, str] | None:
+    """(device, type, options of the file system) mounted on / according to a mountinfo; None if its process is gone, or
+    if the file has more than ``most`` characters. Raises MonitorError.
+    """
+    found, size = None, 0
+    for line in _lines(path):
+        size += len(line)
+        if size > most:
+            return None
+        where, *rest = _fields(line)
+        if where == "/":
+            found = rest  # the last one lies on top
+    return (found[0], found[1], found[2]) if found else None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Of a mountinfo; none if its process is gone. Raises MonitorError."""
+    try:
+        with open(path, errors="surrogateescape") as file:
+            yield from file
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    except PermissionError as e:
+        raise CannotError(f"cannot read {path}: {e.strerror}", "give outrace CAP_SYS_PTRACE") from e
+
+
+def _fields(line: str) -> tuple[str, str, str, str]:
+    """Mount point, device, type and options in a line of a mountinfo, such as this of proc(5):
+    ``36 35 98:0 /mnt1 / rw,noatime master:1 - ext3 /dev/root rw,errors=continue``.
+    """
+    before, _, after = line.rstrip("\n").partition(" - ")
+    where, what = before.split(" "), after.split(" ")
+    return where[4], where[2], what[0], what[2]

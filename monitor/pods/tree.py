@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroup_procs, cgroupfs
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.kernel.procfs import Process
 from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, kubepods_of, not_believed, pods_in, search_dirs
-from monitor.pods.containers import burstable_request
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.model import FoundPod, PodSource, Scan, Within
 from monitor.policy.pods import Pod, pod_from_object
@@ -103,3 +106,55 @@ def _pod(pod_dir: PodDir, containers: list[dict[str, Any]], limit: int | None) -
     metadata, status = {"uid": pod_dir.uid, "name": pod_dir.uid}, {"qosClass": pod_dir.qos}
     pod = pod_from_object({"metadata": metadata, "spec": spec, "status": status})
     return replace(pod, namespace="", spec_known=False)
+
+
+# ---- what the processes of a container show
+
+#: oom_score_adj the kubelet gives the containers of a Burstable pod (kubelet-eviction policy: max(3, ...), never 1000).
+_BURSTABLE_ADJ = range(3, 1000)
+#: The name of the program that a pod's sandbox runs, and the oom_score_adj that the container runtime gives it.
+_PAUSE, _PAUSE_ADJ = "pause", -998
+
+
+def burstable_request(path: Path, mem_total: int) -> int | None:
+    """The memory request of a container of a Burstable pod, in bytes, recovered from its processes' oom_score_adj; None
+    while none has the kubelet's. ``mem_total``: bytes of the machine.
+    """
+    adjs: Counter[int] = Counter()
+    for pid in cgroup_procs.processes(path):
+        with Process(pid) as process:
+            adj = process.oom_score_adj()
+        if adj is not None and adj in _BURSTABLE_ADJ:
+            adjs[adj] += 1
+    # A process may raise its own value: so what most processes have, and of equals the highest.
+    best, _ = max(adjs.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
+    return request_from_adj(best, mem_total) if best else None
+
+
+def request_from_adj(adj: int, capacity: int) -> int:
+    """The smallest memory request (bytes) that gives a Burstable container ``adj``: the kubelet truncates
+    1000 - 1000*request/capacity. Up to capacity/1000 too low; 999 stands for none too, 3 for almost everything.
+    """
+    return -(-(1000 - adj) * capacity // 1000)
+
+
+def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
+    """Whether the cgroup is that of a pod's sandbox: one process is alone in it, of a program called pause, started
+    from outside the pod (by the runtime's shim): a pod names its processes as it likes, but has no such parent. A
+    runtime that may not lower its oom_score_adj leaves it as it was.
+    """
+    pids = cgroup_procs.processes(path)
+    if len(pids) != 1:
+        return False
+    with Process(pids[0]) as process:
+        adj, exe = process.oom_score_adj(), process.exe()
+        # Without CAP_SYS_PTRACE the program is not readable: then the name will do, with the score.
+        named = process.comm() == _PAUSE and adj == _PAUSE_ADJ if exe is None else Path(exe).name == _PAUSE
+        if adj is None or not named:
+            return False
+        parent = process.parent()
+    if not parent:
+        return parent == 0  # of another pid namespace
+    with Process(parent) as shim:
+        above = shim.memory_cgroup(hierarchy)
+    return above is None or not above.is_relative_to(path.parent)

@@ -11,9 +11,8 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import PodSeen
 from monitor.pods import cgroup_tree
 from monitor.pods.cgroup_tree import KubePath, kubepods_of, parse
-from monitor.pods.containers import request_from_adj
 from monitor.pods.model import Within
-from monitor.pods.tree import TreeSource
+from monitor.pods.tree import TreeSource, request_from_adj
 from monitor.side.pod_watch import pod_message
 
 GI = 1 << 30

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.pods.containers import upper_directory
 from monitor.pods.model import FoundPod
-from monitor.pods.storage import Measured, Roots, measure, process_count, process_stats
+from monitor.pods.storage import Measured, Roots, measure, process_count, process_stats, upper_directory
 from monitor.policy.kubelet_pass import storage_violation
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.stats import PodStats
