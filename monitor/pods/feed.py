@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -63,31 +64,21 @@ class PodCache:
 
         It is no more than `load` reads: without the largest pods, where all are more than that.
         """
-        texts = [json.dumps(one, separators=(",", ":")) for one in objects]
-        chosen = _within(texts)
-        head = json.dumps({"version": _VERSION, "node": self._node, "pods": []}, separators=(",", ":"))
-        text = head.removesuffix("]}") + ",".join(texts[at] for at in chosen) + "]}"
+        texts = sorted((json.dumps(one, separators=(",", ":")) for one in objects), key=len)
+        # Each takes a share of what a file may have: bytes (ASCII, as json.dumps makes it), or values.
+        most = documents.MAX_BYTES - _HEAD, documents.MAX_VALUES - _HEAD
+        shares = (max((len(one) + 1) / most[0], (sum(map(one.count, "[{,")) + 1) / most[1]) for one in texts)
+        chosen = [text for text, share in zip(texts, accumulate(shares), strict=True) if share <= 1]
+        text = f'{{"version":{_VERSION},"node":{json.dumps(self._node)},"pods":[{",".join(chosen)}]}}'
         try:
             replace_file(self.path, text.encode())
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}; after a restart pods are known when the cluster answers"
             return False
-        left_out = len(texts) - len(chosen)
-        too_many = f"{self.path}: the {left_out} largest of {len(texts)} pods do not fit into a file"
-        self.problem = f"{too_many}; after a restart they are known when the cluster answers" if left_out else ""
+        too_many = f"{self.path}: the {len(texts) - len(chosen)} largest of {len(texts)} pods do not fit into a file"
+        lost = len(chosen) < len(texts)
+        self.problem = f"{too_many}; after a restart they are known when the cluster answers" if lost else ""
         return True
-
-
-def _within(texts: list[str]) -> list[int]:
-    """Which of these objects fit into one file, the smallest first; in their own order."""
-    size = values = _HEAD
-    for count, at in enumerate(by_size := sorted(range(len(texts)), key=lambda at: len(texts[at]))):
-        text = texts[at]
-        size += len(text) + 1  # ASCII, as json.dumps makes it
-        values += sum(map(text.count, "[{,")) + 1  # in its strings too
-        if size > documents.MAX_BYTES or values > documents.MAX_VALUES:
-            return sorted(by_size[:count])
-    return sorted(by_size)
 
 
 #: How long a pod that was deleted is still known. The kubelet removes its cgroup some seconds after.

@@ -8,9 +8,9 @@ while select([source.fileno()], ..., timeout=1):    # or every second, where fil
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
@@ -25,39 +25,18 @@ if TYPE_CHECKING:
 _FIRST_S = 5.0
 
 
-class Configured(Protocol):
-    """What a configuration says of pods; "" is: as found (`monitor.pods.access`)."""
-
-    @property
-    def pods(self) -> str: ...
-    @property
-    def node_cgroup(self) -> str | None: ...
-    @property
-    def cgroup_root(self) -> str: ...
-    @property
-    def kubeconfig(self) -> str: ...
-    @property
-    def services(self) -> Mapping[str, Mapping[str, Any]]: ...
-
-
-def settle(config: Configured) -> tuple[Choice, Access | None]:
-    """What ``--pods`` means here: the choice of ``auto``, else what was given; and how a cluster is reached, if that is
-    where they come from. ConfigError where it cannot be.
-
-    With a cgroup for a node there is no kubelet to ask: auto is cgroups. Without any sign of a cluster its client
-    is not imported: 25 ms.
+def settle(config: Any) -> tuple[Choice, Access | None]:
+    """What ``--pods`` means in a configuration: the choice of ``auto``, else what was given; and how a cluster is
+    reached, if that is where they come from. ConfigError where it cannot be.
     """
-    kind, argument = check_spec(config.pods)
-    if kind == AUTO and config.node_cgroup is not None:
-        return Choice(CGROUPS, f"of the node {config.node_cgroup}"), None
-    if kind not in (AUTO, *CLUSTER):
-        return Choice(config.pods, "as given"), None
-    kubelet, here = _signs(config) if kind == AUTO else (None, True)
-    if not here:
-        return without_cluster(kubepods=_kubepods(config.cgroup_root)), None
+    choice, kubelet = _at_once(config)
+    if choice is not None:
+        return choice, None
+    # Without any sign of a cluster its client is not imported: 25 ms.
     from monitor.pods.access import Access, choose
 
     access = Access.found(config, kubelet)
+    kind, argument = check_spec(config.pods)
     if kind == AUTO:
         choice = choose(access)
         return choice, access if check_spec(choice.spec)[0] in CLUSTER else None
@@ -65,21 +44,31 @@ def settle(config: Configured) -> tuple[Choice, Access | None]:
     return Choice(config.pods, "as given", (), access.kubelet.is_there), access
 
 
-def is_services(config: Configured) -> bool:
+def is_services(config: Any) -> bool:
     """Whether `settle` chooses the services of this machine, found out without a request to a server."""
+    choice, _ = _at_once(config)
+    return choice is not None and choice.spec == SERVICES
+
+
+def _at_once(config: Any) -> tuple[Choice | None, NodeKubelet | None]:
+    """The choice that asks no server, None where pods are of a cluster; and the kubelet of ``auto``, if there is one.
+
+    With a cgroup for a node there is no kubelet to ask: auto is cgroups.
+    """
     kind, _ = check_spec(config.pods)
-    if kind != AUTO or config.node_cgroup is not None:
-        return kind == SERVICES
-    return not _signs(config)[1] and without_cluster(kubepods=_kubepods(config.cgroup_root)).spec == SERVICES
-
-
-def _signs(config: Configured) -> tuple[NodeKubelet, bool]:
-    """What is to be seen of a kubelet here, and whether anything is of a cluster."""
+    if kind in CLUSTER:
+        return None, None
+    if kind != AUTO:
+        return Choice(config.pods, "as given"), None
+    if config.node_cgroup is not None:
+        return Choice(CGROUPS, f"of the node {config.node_cgroup}"), None
     from monitor.pods.installations import find_kubelet
 
     kubelet = find_kubelet()
     given = kubelet.kubeconfig or config.kubeconfig or os.environ.get("KUBERNETES_SERVICE_HOST")
-    return kubelet, bool(kubelet.is_there or given)
+    if kubelet.is_there or given:
+        return None, kubelet
+    return without_cluster(kubepods=_kubepods(config.cgroup_root)), None
 
 
 def _kubepods(cgroup_root: str) -> Path | None:
@@ -96,7 +85,7 @@ def _kubepods(cgroup_root: str) -> Path | None:
 
 
 def open_for(
-    config: Configured,
+    config: Any,
     hierarchy: Hierarchy,
     mem_total: int,
     node: Path | None = None,
