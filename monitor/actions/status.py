@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from monitor.kernel.durable import JsonFolder
-from monitor.policy.messages import NODE_MESSAGE, NODE_REASON
+from monitor.policy.kubelet_pass import NODE_MESSAGE, NODE_REASON
 from monitor.policy.pods import Pod
 
 #: NAME_MAX is 255 bytes; a namespace (63), a pod name (253) and a UID (36) together can be longer.

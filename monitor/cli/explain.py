@@ -23,10 +23,9 @@ from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy import signals
-from monitor.policy.admission import admit
 from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
-from monitor.policy.kubelet_pass import KubeletResult, is_limited, kubelet_pass, message_for, storage_violation
+from monitor.policy.kubelet_pass import KubeletResult, admit, is_limited, kubelet_pass, message_for, storage_violation
 from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit

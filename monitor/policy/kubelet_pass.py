@@ -1,5 +1,6 @@
 """A pass as a kubelet makes it, on an answer of the Summary API: pods over their limits of local storage, thresholds,
-the clean-up of the node, one pod, and its message. Conformance and `outrace explain` run it.
+the clean-up of the node, one pod, and its message; and which pods a node under pressure takes in. Conformance and
+`outrace explain` run it.
 
 The decision is `eviction_pass.run_pass`, as in the daemon. Pure as that is: the clean-up, and the look at the stats
 after it, are a function the caller passes in.
@@ -7,17 +8,17 @@ after it, are a function the caller passes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.policy.eviction_pass import PassConfig, PassResult, run_pass
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
-from monitor.policy.messages import NODE_MESSAGE, eviction_message
-from monitor.policy.pods import Pod, per_pod
-from monitor.policy.quantity import Quantity
+from monitor.policy.pods import Pod, Toleration, per_pod
+from monitor.policy.qos import BEST_EFFORT, is_critical, qos_class
+from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate
 from monitor.policy.resources import pod_limit
-from monitor.policy.signals import RESOURCE, Observation
+from monitor.policy.signals import MEMORY_PRESSURE, RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
@@ -185,3 +186,99 @@ def _limits(pod: Pod, sidecars: bool) -> tuple[dict[str, Quantity], Quantity | N
         pod_limit(pod, _STORAGE),
         {name: limit for name, limit in limits.items() if not limit.is_zero},
     )
+
+
+# ---- the message in the status of an evicted pod and the annotations of its event, as the kubelet writes them
+
+REASON = "Evicted"
+#: The Warning on the node when a threshold is about to cost a pod, and its message (`%s` is the resource).
+NODE_REASON = "EvictionThresholdMet"
+NODE_MESSAGE = "Attempting to reclaim %s"
+
+
+def eviction_message(
+    pod: Pod,
+    resource: str,
+    quantity: int | Quantity | None,
+    available: int | None,
+    container_usage: Iterable[tuple[str, int]] | None,
+    pod_usage: int | None,
+) -> tuple[str, dict[str, str]]:
+    """The message and the annotations for evicting ``pod`` because the node is low on ``resource``.
+
+    ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
+    ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None for a pod
+    without stats (then no container is named and no annotation is made). ``pod_usage`` is the pod's own bytes (0 if its
+    memory stats exist without a working set).
+    """
+    message = f"The node was low on resource: {resource}. "
+    if quantity is not None and available is not None:
+        limit = quantity if isinstance(quantity, Quantity) else Quantity.of(quantity, resource)
+        message += f"Threshold quantity: {limit}, available: {Quantity.of(available, resource)}. "
+    if container_usage is None:
+        return message, {}
+
+    annotations: dict[str, str] = {}
+    request = None if pod.resources is None else pod.resources.requests.get("memory")
+    if resource == "memory" and pod_usage is not None and request is not None:
+        # Appended whether or not the pod uses more than it requested; that is how the kubelet has it.
+        usage = Quantity.of_bytes(pod_usage)
+        message += _larger(f"Pod {pod.name}", usage, request, resource)
+        annotations = {"offending_pod": pod.name, "offending_pod_usage": str(usage)}
+
+    requests = {c.name: c.requests.get(resource, ZERO) for c in (*pod.containers, *pod.init_containers)}
+    usages = [(name, Quantity.of_bytes(n)) for name, n in container_usage]
+    offending = [(name, usage) for name, usage in usages if name in requests and usage > requests[name]]
+    message += "".join(_larger(f"Container {name}", usage, requests[name], resource) for name, usage in offending)
+    return message, annotations | {
+        "offending_containers": ",".join(name for name, _ in offending),
+        "offending_containers_usage": ",".join(str(usage) for _, usage in offending),
+        "starved_resource": resource,
+    }
+
+
+def _larger(user: str, usage: Quantity, request: Quantity, resource: str) -> str:
+    return f"{user} was using {usage}, request is {request}, has larger consumption of {resource}. "
+
+
+# ---- which pods a node under pressure takes in
+
+#: The taint (with effect NoSchedule) the control plane puts on a node under memory pressure.
+MEMORY_TAINT = "node.kubernetes.io/memory-pressure"
+
+
+class Admission(NamedTuple):
+    """Whether a pod may start here; reason and message of its status if not."""
+
+    admitted: bool
+    reason: str = ""
+    message: str = ""
+
+
+_YES = Admission(True)
+
+
+def admit(pod: Pod, conditions: Collection[str], qos_of: Callable[[Pod], str] = qos_class) -> Admission:
+    """Whether a node with these conditions takes the pod.
+
+    Under memory pressure alone only BestEffort pods that do not tolerate its taint are refused; under anything else
+    every pod but a critical one is, tolerations or not.
+    """
+    if not conditions or is_critical(pod):
+        return _YES
+    if set(conditions) == {MEMORY_PRESSURE}:
+        if qos_of(pod) != BEST_EFFORT:
+            return _YES
+        if any(tolerates(t, MEMORY_TAINT) for t in pod.tolerations):
+            return _YES
+    # A refused pod ends as Failed with this reason: from outside it looks like an eviction.
+    return Admission(False, REASON, f"The node had condition: [{' '.join(sorted(conditions))}]. ")
+
+
+def tolerates(toleration: Toleration, taint: str) -> bool:
+    """Whether ``toleration`` covers a taint without value. An operator other than Exists or Equal covers nothing."""
+    if toleration.effect not in ("", "NoSchedule") or toleration.key not in ("", taint):
+        return False
+    if toleration.operator in ("", "Equal"):
+        return toleration.value == ""
+    return toleration.operator == "Exists"

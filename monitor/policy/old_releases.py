@@ -13,9 +13,17 @@ from functools import partial
 from monitor.policy import signals as sig
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
-from monitor.policy.oom_score import BEST_EFFORT_ADJ, BURSTABLE_MAX, container_of
 from monitor.policy.pods import Pod
-from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, qos_class
+from monitor.policy.qos import (
+    BEST_EFFORT,
+    BEST_EFFORT_ADJ,
+    BURSTABLE,
+    BURSTABLE_MAX,
+    GUARANTEED,
+    container_of,
+    is_critical,
+    qos_class,
+)
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate
 from monitor.policy.releases import KUBELET_1_36

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DiskLayout, reclaim_actions
-from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
-from monitor.policy.qos import is_critical, qos_class, qos_class_1_36
+from monitor.policy.qos import is_critical, oom_score_adj, qos_class, qos_class_1_36
 from monitor.policy.quantity import Quantity
 from monitor.policy.ranking import Candidate, Key, memory_key
 from monitor.policy.resources import pod_request

@@ -22,8 +22,7 @@ from monitor.link.channel import event_fields
 from monitor.link.messages import Resumed, Suspended
 from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
 from monitor.pods.model import FoundPod
-from monitor.policy.kubelet_pass import container_usage
-from monitor.policy.messages import eviction_message
+from monitor.policy.kubelet_pass import container_usage, eviction_message
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era

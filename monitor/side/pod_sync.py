@@ -13,7 +13,7 @@ from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Synced
 from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod
-from monitor.policy.admission import admit
+from monitor.policy.kubelet_pass import admit
 from monitor.policy.releases import era
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label

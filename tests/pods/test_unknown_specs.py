@@ -16,8 +16,8 @@ from monitor.kernel import cgroupfs
 from monitor.pods.model import FoundPod, Within
 from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
-from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.qos import oom_score_adj
 from monitor.policy.ranking import candidate, memory_key
 from monitor.policy.releases import ERAS, era
 from monitor.policy.resources import pod_request

@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.pods.pod_objects import manifest
-from monitor.policy.admission import admit
 from monitor.policy.configuration import Source, in_force
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.explain import why_class, why_critical, why_request
-from monitor.policy.kubelet_pass import kubelet_pass
+from monitor.policy.kubelet_pass import admit, kubelet_pass
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
-from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod
+from monitor.policy.qos import oom_score_adj
 from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era
 from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_PRESSURE

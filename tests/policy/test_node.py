@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.admission import MEMORY_TAINT, tolerates
 from monitor.policy.errors import PolicyError
+from monitor.policy.kubelet_pass import MEMORY_TAINT, tolerates
 from monitor.policy.pods import Toleration, pod_from_object
 from monitor.policy.stats import PodStats, Summary
 from tests.policy.builders import stats

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from monitor.policy.compat import KUBELET, SANE
-from monitor.policy.conformance import OPS, CaseError, check_case
-from monitor.policy.conformance.timeline import play
-from monitor.policy.oom_score import oom_score_adj
+from monitor.policy.conformance import OPS, CaseError, check_case, play
+from monitor.policy.qos import oom_score_adj
 from monitor.policy.quantity import PolicyError, Quantity
 from tests.policy.builders import container, pod
 

@@ -17,9 +17,16 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.gosyntax import parse_float32
 from monitor.policy.layout import NO_OVERLAY, DiskLayout, overlay_containerfs
-from monitor.policy.oom_score import oom_score_adj
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_static, qos_class_1_36
+from monitor.policy.qos import (
+    compute_qos_class,
+    is_critical,
+    is_mirror,
+    is_node_critical,
+    is_static,
+    oom_score_adj,
+    qos_class_1_36,
+)
 from monitor.policy.quantity import Quantity, shown
 from monitor.policy.resources import pod_request, with_gate_off
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, Observation
