@@ -86,12 +86,6 @@ class Quantity:
     def is_zero(self) -> bool:
         return self.nanos == 0
 
-    @property
-    def mantissa(self) -> int:
-        """The integer m with amount = m * 10^scale."""
-        power = 9 + self.scale
-        return self.nanos // _pow10(power) if power >= 0 else self.nanos * _pow10(-power)
-
     def __eq__(self, other: object) -> bool:
         return self.nanos == other.nanos if isinstance(other, Quantity) else NotImplemented
 
@@ -111,11 +105,6 @@ class Quantity:
         # Zero has no family of its own: it takes that of what is added to it.
         fmt = other.format if self.nanos == 0 else self.format
         nanos = self.nanos + sign * other.nanos
-        if not (self.big or other.big):
-            if other.nanos == 0:
-                return Quantity(nanos, fmt, self.scale)
-            if self.nanos == 0:
-                return Quantity(nanos, fmt, other.scale)
         scale = min(self.scale, other.scale)
         big = self.big or other.big
         if not big:
@@ -124,29 +113,18 @@ class Quantity:
         return Quantity(nanos, fmt, scale, big)
 
     def int64(self, digits: int = 0) -> int:
-        """The kubelet's ``Value()`` (``digits`` 0) or ``MilliValue()`` (3), 64 bits wide, garbage beyond.
-
-        Inside the range of 64 bits it differs from `value` only for negative fractions. Kept for conformance; decide
-        with `value`.
+        """The kubelet's ``Value()`` (``digits`` 0) or ``MilliValue()`` (3), 64 bits wide, and 0 where it notices that
+        they do not suffice. A fraction below zero is rounded away from zero; of a big decimal below zero the kubelet
+        takes 64 bits first, and rounds up. Kept for conformance; decide with `value`.
         """
-        shift = self.scale + digits
-        mantissa = self.mantissa
-        if not self.big:
-            if shift >= 0:
-                # One multiplication wraps, a loop of them notices the overflow and gives up.
-                scaled = mantissa * _pow10(shift)
-                return int64(scaled) if scaled == int64(scaled) or shift in (1, 2, 3, 6, 9) else 0
-            whole, rest = divmod(abs(mantissa), _pow10(-shift))
-            away = whole + (1 if rest else 0)
-            return away if mantissa >= 0 else -away
-        if shift >= 0:
-            return int64(int64(mantissa) * _pow10(shift))
-        if mantissa < INT64_MAX and -shift < 19:
-            low = int64(mantissa)
-            whole, rest = divmod(abs(low), _pow10(-shift))
-            return (whole if low >= 0 else -whole) + (1 if rest else 0)
-        whole, rest = divmod(mantissa, _pow10(-shift))
-        return int64(int64(whole) + (1 if rest else 0))
+        nanos = self.nanos
+        if self.big and nanos < 0:
+            unit = _pow10(9 + self.scale)
+            nanos = int64(nanos // unit) * unit
+        whole, rest = divmod(abs(nanos), _pow10(9 - digits))
+        up = 1 if rest else 0
+        amount = whole + up if nanos >= 0 else up - whole if self.big else -whole - up
+        return int64(amount) if self.big or amount == int64(amount) else 0
 
     def __str__(self) -> str:
         return self.text or self._canonical()
@@ -220,17 +198,13 @@ def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_di
     sign = -1 if text[0] == "-" else 1
     digits = whole + fraction
     number = int(digits)
-    if fmt == BINARY_SI:
-        fits = not fraction and 14 - len(whole) - exponent * 3 // 10 >= 0
-        if fits:
-            keep = number & 7 != 0
-            return Quantity(sign * (number << exponent) * _NANO, fmt, 0, False, text if keep else "")
-    else:
-        scale = exponent - len(fraction)
-        if len(digits) <= _INT64_DIGITS and scale >= -9:
-            # A spelling already canonical is kept, also one that only looks so (`1.M`, `007k`).
-            keep = text == "0" or (scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0")
-            return Quantity(sign * number * _pow10(9 + scale), fmt, scale, False, text if keep else "")
+    scale = 0 if fmt == BINARY_SI else exponent - len(fraction)
+    if fmt == BINARY_SI and not fraction and 14 - len(whole) - exponent * 3 // 10 >= 0:
+        return Quantity(sign * (number << exponent) * _NANO, fmt, text=text if number & 7 else "")
+    if fmt != BINARY_SI and len(digits) <= _INT64_DIGITS and scale >= -9:
+        # A spelling already canonical is kept, also one that only looks so (`1.M`, `007k`).
+        keep = text == "0" or (scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0")
+        return Quantity(sign * number * _pow10(9 + scale), fmt, scale, text=text if keep else "")
     if not has_digits:
         raise PolicyError(_WRONG_NUMBER)
     # Amounts too fine for nano units round away from zero: a request of something is never a request of nothing.
@@ -239,7 +213,7 @@ def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_di
         number <<= exponent
     nanos = number * _pow10(power) if power >= 0 else -(-number // _pow10(-power))
     if fmt == BINARY_SI and nanos > INT64_MAX * _NANO:
-        return Quantity(sign * INT64_MAX * _NANO, fmt, 0, True)
+        return Quantity(sign * INT64_MAX * _NANO, fmt)
     if fmt == BINARY_SI and 0 < nanos < _NANO:
         fmt = DECIMAL_SI
     return Quantity(sign * nanos, fmt, -9, True)

@@ -6,7 +6,7 @@ At the end: reading the parts of a case, and writing our values in the shape the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, localcontext
 from itertools import groupby
 from typing import Any
@@ -97,39 +97,8 @@ def parse_threshold_config(given: Case, answer: Any) -> Pair:
     try:
         found = parse_thresholds(*config_maps(given))
     except PolicyError as error:
-        return _refusal(given, str(error), answer["error"]), want
+        return {"error": str(error), "thresholds": []}, want
     return {"error": None, "thresholds": by_text(comparable(t) for t in found)}, want
-
-
-def _refusal(given: Case, error: str, recorded_error: str | None) -> dict[str, Any]:
-    """Our error, or the recorded one where the kubelet could have come upon it first.
-
-    It looks through each map in random order: with two bad entries in one map either may be named. It takes the maps
-    one by one, so its error is that of the first map with a bad entry, for whichever entry it is.
-    """
-    if recorded_error is not None and recorded_error in _possible_errors(given):
-        error = recorded_error
-    return {"error": error, "thresholds": []}
-
-
-def _possible_errors(given: Case) -> set[str]:
-    def errors(alone: Callable[[str, Any], Sequence[Any]], entries: Any) -> set[str]:
-        found = set()
-        for signal, text in (entries or {}).items():
-            try:
-                parse_thresholds(*alone(signal, text))
-            except PolicyError as error:
-                found.add(str(error))
-        return found
-
-    hard, soft, grace, reclaim, _ = config_maps(given)
-    return (
-        errors(lambda signal, text: ({signal: text},), hard)
-        or errors(lambda signal, text: ({}, {signal: text}, {signal: "1s"}), soft)  # whether it has one comes later
-        or errors(lambda signal, text: ({}, {}, {signal: text}), grace)
-        or errors(lambda signal, text: ({}, {}, {}, {signal: text}), reclaim)
-        or errors(lambda signal, text: ({}, {signal: text}, grace), soft)
-    )
 
 
 def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
