@@ -202,32 +202,27 @@ class PodFeed(ABC):
 
     def replace_all(self, pods: Mapping[str, Known]) -> None:
         """These are all pods there are."""
-        with self._lock:
-            now = self._clock()
-            self._gone |= {
-                uid: (now, one) for uid, one in self._pods.items() if uid not in pods and uid not in self._gone
-            }
-            for uid in pods:
-                self._gone.pop(uid, None)
-            before = self._pods if self.synced else {}  # what ended before this process is reported once
-            changed = self._pods != dict(pods) or not self.synced or self._failure != ""
-            self._dirty = self._dirty or self._pods != dict(pods)
-            self._pods, self.synced, self._failure = dict(pods), True, ""
-            self._changed(changed)
+        self._take(pods, self._pods if self.synced else {}, answered=True)  # what ended before this process is reported
         self._tried.set()
-        for uid, one in pods.items():
-            self._report(before.get(uid), one)
 
     def put(self, one: Known) -> None:
+        self._take({**self._pods, one.uid: one}, self._pods)
+
+    def drop(self, uid: str) -> None:
+        self._take({other: one for other, one in self._pods.items() if other != uid}, self._pods)
+
+    def _take(self, pods: Mapping[str, Known], before: Mapping[str, Known], answered: bool = False) -> None:
+        """What there is from now on; what ended since ``before`` is reported."""
         with self._lock:
-            before = self._pods.get(one.uid)
-            if before == one:
-                return
-            self._pods[one.uid] = one
-            self._gone.pop(one.uid, None)
-            self._dirty = True
-            self._changed()
-        self._report(before, one)
+            now, changed = self._clock(), self._pods != pods
+            gone = self._gone | {uid: (now, one) for uid, one in self._pods.items() if uid not in pods}
+            self._gone = {uid: it for uid, it in gone.items() if uid not in pods}
+            self._pods, self._dirty = dict(pods), self._dirty or changed
+            self._changed(changed or (answered and (not self.synced or self._failure != "")))
+            if answered:
+                self.synced, self._failure = True, ""
+        for uid, one in pods.items():
+            self._report(before.get(uid), one)
 
     def _report(self, before: Known | None, one: Known) -> None:
         """That a pod was evicted since, or asked to end: deleted, or evicted through the API. One that the kubelet did
@@ -240,15 +235,6 @@ class PodFeed(ABC):
             self.ends.evicted(one.uid, title, str(status.get("message", "")))
         if meta.get("deletionTimestamp") and not was["metadata"].get("deletionTimestamp"):
             self.ends.ending(one.uid)
-
-    def drop(self, uid: str) -> None:
-        with self._lock:
-            one = self._pods.pop(uid, None)
-            if one is None:
-                return
-            self._gone[uid] = (self._clock(), one)
-            self._dirty = True
-            self._changed()
 
     def fail(self, error: MonitorError) -> None:
         """It does not answer: what is known stays in use."""

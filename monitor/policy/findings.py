@@ -56,23 +56,22 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
     """Every finding, the most surprising first. Raises PolicyError if the thresholds do not parse."""
     # What holds for a threshold holds for its copy on the container file system too, and is reported once.
     thresholds = [e for e in settings.thresholds(rules, node.layout) if not e.overlay]
+    own = [e for e in thresholds if not e.copy]
     nothing = f"{settings.origins[HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
     return [
         *_defaults(settings, drop_ins, rules),
         *([] if any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds) else [nothing]),
-        *_without_effect(settings, [e for e in thresholds if not e.copy]),
+        *_without_effect(settings, own),
         *_by_definition(thresholds, node),
         *_never_reclaimed(settings, thresholds, node),
-        *_units([e for e in thresholds if not e.copy], node),
-        *_lost_units(settings, node),
+        *_units(settings, own, node),
         *_below_huge_pages(thresholds, node, rules),
-        *_protected([e for e in thresholds if not e.copy], node),
+        *_protected(own, node),
         *_soft_below_hard(thresholds, node),
         *_copies(thresholds, node),
         *_replaced(settings, rules, node.layout),
         *_exceeded(thresholds, node, rules),
-        *_max_grace(settings, thresholds),
-        *_plain(settings),
+        *_grace_and_notification(settings, thresholds),
     ]
 
 
@@ -139,17 +138,25 @@ def _never_reclaimed(settings: Settings, thresholds: Sequence[Effective], node: 
         )
 
 
-def _units(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+def _units(settings: Settings, thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
     """Inodes or process ids as if they were bytes, and bytes without a unit."""
-    for e in thresholds:
-        signal, quantity = e.threshold.signal, e.threshold.value.quantity
+    written = [
+        (e.origin, e.threshold.signal, e.text, e.threshold.value.quantity, "always met", "met too late")
+        for e in thresholds
+    ]
+    written += [
+        (origin, name, text, None if text.endswith("%") else Quantity.parse(text), "never reached", "too few to matter")
+        for key in (MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED)
+        for name, (text, origin) in settings.maps[key].items()
+    ]
+    for origin, name, text, quantity, many, few in written:
         if quantity is None:
             continue
-        resource, amount = sig.RESOURCE[signal], quantity.value
-        if signal not in node.capacity and (why := _too_many(quantity, resource, "always met")):
-            yield f"{e.origin}: {signal}: {e.text} is {amount:,} {resource}, {why}"
+        resource, amount = sig.RESOURCE.get(name, name), quantity.value
+        if name not in node.capacity and (why := _too_many(quantity, resource, many)):
+            yield f"{origin}: {name}: {text} is {amount:,} {resource}, {why}"
         elif resource in sig.IN_BYTES and 0 < amount < _LEAST_BYTES:
-            yield f"{e.origin}: {signal}: {e.text} is {amount:,} bytes: met too late; write a unit, as in 100Mi"
+            yield f"{origin}: {name}: {text} is {amount:,} bytes: {few}; write a unit, as in 100Mi"
 
 
 def _too_many(quantity: Quantity, resource: str, what: str) -> str:
@@ -161,33 +168,6 @@ def _too_many(quantity: Quantity, resource: str, what: str) -> str:
     if resource == "pids" and amount > _MOST_PIDS:
         return f"more than Linux has: {what}, and pods are evicted for ever; write a number as 1k"
     return ""
-
-
-def _lost_units(settings: Settings, node: Node) -> Iterator[str]:
-    """The same of what is reclaimed and reserved."""
-    for key in (MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED):
-        for name, (text, origin) in settings.maps[key].items():
-            if text.endswith("%"):
-                continue
-            quantity, resource = Quantity.parse(text), sig.RESOURCE.get(name, name)
-            amount = quantity.value if resource in sig.IN_BYTES else 0
-            unknown = resource == "inodes" and name not in node.capacity
-            if unknown and (why := _too_many(quantity, resource, "never reached")):
-                yield f"{origin}: {name}: {text} is {quantity.value:,} {resource}, {why}"
-            elif 0 < amount < _LEAST_BYTES:
-                yield f"{origin}: {name}: {text} is {amount:,} bytes: too few to matter; write a unit, as in 100Mi"
-
-
-def _max_grace(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:
-    soft = [e.origin for e in thresholds if not e.threshold.hard]
-    grace = settings.values.get(MAX_GRACE)
-    if soft and (grace is None or grace.value == 0):
-        yield (
-            f"{soft[0] if grace is None else grace.origin}: the maximum pod grace is 0, so pods get 1 s whatever their "
-            f"own grace; set {MAX_GRACE} to the seconds that they may take"
-        )
-    elif not soft and grace is not None and grace.value > 0:
-        yield f"{grace.origin}: {grace.value} has no effect without a soft threshold; give one, or leave it out"
 
 
 def _below_huge_pages(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterator[str]:
@@ -279,16 +259,24 @@ def _exceeded(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterat
         )
 
 
-def _plain(settings: Settings) -> Iterator[str]:
+def _grace_and_notification(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:
+    soft = [e.origin for e in thresholds if not e.threshold.hard]
+    seconds, origin = settings.values.get(MAX_GRACE, (None, ""))
+    if soft and not seconds:
+        yield (
+            f"{origin or soft[0]}: the maximum pod grace is 0, so pods get 1 s whatever their own grace; "
+            f"set {MAX_GRACE} to the seconds that they may take"
+        )
+    elif not soft and seconds is not None and seconds > 0:
+        yield f"{origin}: {seconds} has no effect without a soft threshold; give one, or leave it out"
+    if seconds is not None and seconds < 0:
+        yield (
+            f"{origin}: {seconds} leaves the grace to the pod, but a kubelet kills it at once (Kubernetes "
+            "issue 118172); give the seconds you want"
+        )
     notification = settings.values.get("kernelMemcgNotification")
     if notification is not None and notification.value is True:
         yield (
             f"{notification.origin}: true changes nothing: a kubelet ignores it on cgroup v2, and outrace compares "
             "every memory threshold in the kernel anyway; leave it out"
-        )
-    grace = settings.values.get(MAX_GRACE)
-    if grace is not None and grace.value < 0:
-        yield (
-            f"{grace.origin}: {grace.value} leaves the grace to the pod, but a kubelet kills it at once (Kubernetes "
-            "issue 118172); give the seconds you want"
         )

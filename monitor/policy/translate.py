@@ -30,7 +30,7 @@ _amounts = partial(parse_flag_map, operator="=")
 
 class Translation(NamedTuple):
     """A KubeletConfiguration, and one line for everything that could not simply be carried over. ``origins``: where
-    each flag was written, as far as that is known.
+    each flag was written last, as far as that is known.
     """
 
     configuration: dict[str, Any]
@@ -171,25 +171,16 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     others: list[str] = []
     origins: dict[str, str] = {}
     for flag, text, place in _flags(arguments, where):
-        if place and flag not in others:
-            origins[flag] = f"{origins[flag]}, {place}" if flag in origins and place not in origins[flag] else place
-        others += (left := _left_out(flag, text))
-        if flag in left:
-            continue
+        if flag == _GATES_FLAG:
+            gates = filter(None, map(str.strip, text.split(",")))
+            others += [f"{flag}={gate}" for gate in gates if gate.partition("=")[0].strip() not in GATES]
         if flag in WITHOUT:
             notes.append(f"--{flag} {WITHOUT[flag]}")
-            continue
-        field, read = FIELDS[flag]
-        try:
-            value = read(text)
-        except PolicyError as error:
-            raise PolicyError(f"{_at(place)}--{flag}: {error}; {_REMEDIES[read]}") from None
-        match given.get(field):
-            case dict() as before:
-                value = before | value
-            case list() as before:
-                value = before + value
-        given[field] = value
+        elif is_carried_over(flag, text):
+            given[FIELDS[flag][0]] = _value(flag, text, place, given)
+            origins |= {flag: place} if place else {}
+        elif flag != _GATES_FLAG:
+            others.append(flag)
     notes += _succeed(given, origins)
     if others:
         listed = ", ".join(f"--{flag}" for flag in dict.fromkeys(others))
@@ -199,13 +190,16 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     return Translation({"apiVersion": API_VERSION, "kind": KIND, **fields}, notes, origins)
 
 
-def _left_out(flag: str, text: str) -> list[str]:
-    """What is not carried over of a flag: itself, or some of its gates."""
-    if flag != _GATES_FLAG:
-        return [] if flag in _OURS else [flag]
-    gates = list(filter(None, map(str.strip, text.split(","))))
-    left = [gate for gate in gates if gate.partition("=")[0].strip() not in GATES]
-    return [f"{flag}={gate}" for gate in left] if len(left) < len(gates) else [flag]
+def _value(flag: str, text: str, place: str, given: Mapping[str, Any]) -> Any:
+    """The value of a flag, with what its field has already. Raises PolicyError."""
+    field, read = FIELDS[flag]
+    try:
+        value = read(text)
+    except PolicyError as error:
+        raise PolicyError(f"{_at(place)}--{flag}: {error}; {_REMEDIES[read]}") from None
+    if isinstance(value, dict):
+        return given.get(field, {}) | value
+    return given.get(field, []) + value if isinstance(value, list) else value
 
 
 def is_carried_over(flag: str, text: str) -> bool:

@@ -135,13 +135,13 @@ def test_numbers_are_read_as_go_reads_them(text: str, number: int | None) -> Non
 
 
 def test_origins() -> None:
-    """What is wrong with a flag is reported with its place; of one that is given twice both are kept."""
+    """What is wrong with a flag is reported with its place; of one that is given twice the last is kept."""
     flags = (
         "--eviction-hard=memory.available<1Gi",
         "--eviction-hard=pid.available<5%",
         "--eviction-max-pod-grace-period=x",
     )
-    assert translate(flags[:2], ("a:1", "b:2")).origins == {"eviction-hard": "a:1, b:2"}
+    assert translate(flags[:2], ("a:1", "b:2")).origins == {"eviction-hard": "b:2"}
     with pytest.raises(PolicyError, match=r"^c:3: --eviction-max-pod-grace-period: 'x' is not a whole number; write a"):
         translate(flags, ("a:1", "b:2", "c:3"))
 
