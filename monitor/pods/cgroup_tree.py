@@ -46,9 +46,7 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 
 class KubePath(NamedTuple):
-    """What a cgroup path says: the ``root`` (path of kubepods), and where the path reaches that far the QoS class and
-    the pod's uid.
-    """
+    """What a cgroup path says: the path of kubepods, and as far as it reaches the QoS class and the pod's uid."""
 
     root: str
     qos: str | None = None
@@ -77,9 +75,7 @@ def parse(path: str) -> KubePath | None:
 
 
 def _own_name(parts: list[str], stem: str) -> str:
-    """The last level of the first directory's name, without what systemd repeats (``stem``; "": the driver is
-    cgroupfs); "" if there is none.
-    """
+    """The first directory's name without what systemd repeats (``stem``; "" with the cgroupfs driver); "" if none."""
     part = parts[0] if parts else ""
     if not stem:
         return part
@@ -127,9 +123,8 @@ def containers_in(pod_dir: Path) -> dict[str, Path]:
 
 
 def outside(node: Path) -> dict[str, Path]:
-    """Directories in no kubepods, by what may be the id of a container, and by the slice that one was to be in: runc,
-    without systemd, makes ``SLICE:PREFIX:ID`` in the cgroup of the runtime (``system.slice/containerd.service``). None
-    that a user made: in a unit that is delegated to it, any number of any name.
+    """Directories in no kubepods by container id, and by the slice that one was to be in: runc without systemd makes
+    ``SLICE:PREFIX:ID`` in the cgroup of the runtime. None that a user made, which may have any name.
     """
     found: dict[str, Path] = {}
     level = [node]
@@ -178,9 +173,7 @@ def candidate_paths(node: Path, root: Path, cgroup_root: str = "") -> list[Path]
 
 
 def kubepods_of(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> Path | None:
-    """The kubepods directory of the cgroup that is treated as the node, where the kubelet puts it. Where both drivers'
-    trees exist (the driver was changed), the one that holds pods.
-    """
+    """The node's kubepods, where the kubelet puts it; of both drivers' trees the one that holds pods."""
     found = [
         p for p in candidate_paths(node, hierarchy.root, cgroup_root) if p.is_dir() and not distrust(p, hierarchy.root)
     ]
@@ -215,11 +208,9 @@ def of_pods(hierarchy: Hierarchy, node: Path, pods: Iterable[FoundPod], cgroup_r
 
 
 def tree_uids(pod: Pod) -> tuple[str, ...]:
-    """The uids that a pod's directory in the kubepods tree may carry: its own, a static pod's the hash of its
-    configuration.
+    """The uids that a pod's directory in the tree may carry: its own, a static pod's the hash of its configuration.
 
-    A user that may write a pod's annotations may write these. So they are believed only of pods that are never evicted
-    because of them, and only if the text is a hash and no other pod's uid.
+    A pod's author may write that annotation. It is believed only of pods that are never evicted because of it.
     """
     if not (is_static(pod) or is_mirror(pod)):
         return (pod.uid,)
@@ -234,10 +225,8 @@ def whose(hierarchy: Hierarchy, path: Path) -> str | None:
 
 
 def holds_pods(hierarchy: Hierarchy, path: Path) -> bool:
-    """Whether a cgroup is not one pod's but a kubepods or class directory, or has kubepods below it.
-
-    A cluster that runs inside a pod of kubepods belongs to that pod. Where root made a directory of that name it is
-    believed here, wherever it is: the cgroup is then refused.
+    """Whether a cgroup is a kubepods or class directory, or has a kubepods of root's below it: then it is refused as
+    one pod's. (A cluster inside a pod belongs to that pod.)
     """
     kube = _believed(hierarchy, path)
     return kube.uid is None if kube else bool(_candidates(hierarchy, path))

@@ -226,9 +226,8 @@ def daemon(pid: int) -> str:
 
 
 def by_session(path: Path) -> str:
-    """Why a user's unit is never evicted unless `services:` says so; "" if it was not made for a session manager: its
-    first process runs the machine's own file of that name. (What a user starts beside it, or under its name, makes it
-    nothing.)
+    """Why a user's unit is never evicted unless `services:` says so: its first process runs the machine's own session
+    manager. "" otherwise, whatever a user starts beside it or under its name.
     """
     first, since = 0, 1 << 64
     for pid in cgroup_procs.processes(path):
@@ -248,9 +247,7 @@ def _name(exe: str) -> str:
 
 
 def _runs_the_machines(process: Process, exe: str, shared: bool = True) -> bool:
-    """Whether a program is the machine's own file, which root alone can have put there. ``shared``: also in a sticky
-    directory, where users make files of their own.
-    """
+    """Whether a program is a file that root alone can have put there. ``shared``: also in a sticky directory."""
     program, mounts = Path(exe.removesuffix(_DELETED)), process.namespace("mnt")
     if not _is_owned_by_root(program.parent, shared):
         return False

@@ -1,9 +1,7 @@
 """Pods as a cluster reports them, kept up to date by a thread.
 
-What is known outlives its source: it is stored (`PodCache`) and used until the first answer after a restart,
-and while no server answers. A pod that is deleted stays for `LINGER_S`, and as long as its cgroup is there: its
-processes, and its name in an incident, do. (A kubelet that was restarted answers with its static pods alone until it
-has reached the API server.)
+What is known is stored (`PodCache`) and used while no server answers. A deleted pod stays for `LINGER_S`, and as long
+as its cgroup: a kubelet that was restarted answers with its static pods alone until it has reached the API server.
 """
 
 from __future__ import annotations
@@ -180,9 +178,8 @@ class PodFeed(ABC):
         """The source of pods has found a cgroup whose pod is not known here yet."""
 
     def manifests(self, present: Collection[str] = ()) -> list[Manifest]:
-        """Every pod, those that were deleted a moment ago too, and those of ``present`` (uids): their cgroup is there.
-
-        Raises what ended the thread, if that was no error of a server.
+        """Every pod, those deleted a moment ago too, and those of ``present`` (uids with a cgroup). Raises a bug of the
+        thread.
         """
         with self._lock:
             if self._bug is not None:
@@ -225,9 +222,7 @@ class PodFeed(ABC):
             self._report(before.get(uid), one)
 
     def _report(self, before: Known | None, one: Known) -> None:
-        """That a pod was evicted since, or asked to end: deleted, or evicted through the API. One that the kubelet did
-        not admit is called Evicted too, and never ran.
-        """
+        """That a pod was evicted since, or asked to end. (One that was not admitted is Evicted too, and never ran.)"""
         was: Object = {"metadata": {}, "status": {}} if before is None else before.object
         meta, status = one.object["metadata"], one.object["status"]
         if was["status"].get("phase") == "Running" and (status.get("phase"), status.get("reason")) == _EVICTED:
@@ -305,9 +300,7 @@ _STARTING_MOST_S = 60.0
 
 
 class KubeletFeed(PodFeed):
-    """Polled: the kubelet has no watch. A cgroup without a pod has it asked at once, so a new pod is known by its name
-    some 0.3 s after its cgroup is there.
-    """
+    """Polled: the kubelet has no watch. A cgroup without a pod has it asked at once: its name is here 0.3 s later."""
 
     def __init__(
         self,

@@ -1,10 +1,8 @@
-"""The kubelet of this node, found by the files of its installer and as these files configure it. No process is looked
-at: any local user can give a process a kubelet's name, arguments and effective uid (a setuid program that waits for a
-password).
+"""The kubelet of this node, found by the files of its installer. No process is looked at: any user can give one a
+kubelet's name, arguments and effective uid.
 
-Root alone must be able to write every directory and file of a row: else `find_kubelet` refuses the row, with a line
-that names the path and the remedy. A kubelet that was started with other files needs ``--kubelet-config`` and
-``--kubeconfig``.
+Root alone must be able to write every directory and file of a row, else the row is refused with the path and the
+remedy. A kubelet that was started with other files needs ``--kubelet-config`` and ``--kubeconfig``.
 """
 
 from __future__ import annotations
@@ -45,11 +43,9 @@ _BEFORE_COMMENT = re.compile(r"""((?:[^'"\s]|'[^']*'|"[^"]*"|\s(?!#))*)\s#""")
 
 @dataclass(frozen=True)
 class NodeKubelet:
-    """``installation`` says where it was found, "" is: nowhere. ``config`` is its file, {} if there is none; ``flags``
-    are those that its installer gives it.
-
-    ``unread``: why its thresholds are not known from files. ``refused``: which file others can change, and the remedy;
-    then nothing of it is believed.
+    """``installation``: where it was found, "" is nowhere. ``config``: its file, {} if there is none; ``flags``: its
+    installer's. ``unread``: why its thresholds are not known. ``refused``: a file that others can change, and the
+    remedy; then nothing of it is believed.
     """
 
     installation: str = ""
@@ -67,9 +63,7 @@ class NodeKubelet:
 
     @property
     def node_name(self) -> str:
-        """As the kubelet registers itself: ``--hostname-override``, else the host's name in small letters (in a pod
-        without hostNetwork that is the pod's name, not the host's: see `Access.node`).
-        """
+        """As the kubelet registers itself: ``--hostname-override``, else the host's name (in a pod: `Access.node`)."""
         return (self.flags.get("hostname-override") or socket.gethostname()).strip().lower()
 
     @property
@@ -116,18 +110,15 @@ def shell_words(line: str) -> list[str]:
 
 
 def variable_words(line: str) -> list[str]:
-    """Of the value of a variable (EnvironmentFile=): systemd takes quotes around the whole away, and splits it where it
-    is used. Raises ValueError where a quote is not closed.
-    """
+    """Of a variable (EnvironmentFile=): systemd strips quotes around the whole, then splits. ValueError: open quote."""
     value = _ASSIGNED.sub("", line).lstrip()
     return shlex.split(" ".join(shlex.split(value)) if value.startswith(("'", '"')) else value)
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A row. ``marks``: any of these files shows it is installed; ``flags``: what the installer gives the kubelet,
-    before those in the files ``arguments``, whose lines ``words`` splits; ``rancher``: the name of a k3s-like
-    installer, whose options say the rest.
+    """A row. ``marks``: files of which any shows it is installed; ``flags``: the installer's, before those in the files
+    ``arguments``, split by ``words``; ``rancher``: the name of a k3s-like installer, whose options say the rest.
     """
 
     name: str
@@ -243,9 +234,7 @@ def _arguments(path: Path, split: Callable[[str], list[str]]) -> dict[str, str]:
 
 
 def _of_rancher(name: str) -> dict[str, str] | None:
-    """The flags of the kubelet of k3s or RKE2; None where there is none: a server with ``--disable-agent`` has no
-    kubelet.kubeconfig.
-    """
+    """The flags of the kubelet of k3s or RKE2; None where there is none (a server with ``--disable-agent``)."""
     options = _rancher_options(_at(f"/etc/rancher/{name}/config.yaml"))
     data = options["data-dir"][-1] if options.get("data-dir") else str(_at(f"/var/lib/rancher/{name}"))
     agent = Path(data) / "agent"
@@ -265,9 +254,7 @@ def _of_rancher(name: str) -> dict[str, str] | None:
 
 
 def _rancher_options(path: Path) -> dict[str, list[str]]:
-    """All values of the options in the file and in FILE.d. A later file takes the place of a list, except with
-    ``NAME+``.
-    """
+    """All values of the options in the file and in FILE.d; a later file replaces a list, but for ``NAME+``."""
     found: dict[str, list[str]] = {}
     later: list[Path] = []
     with suppress(OSError):

@@ -25,9 +25,7 @@ _LISTS = ("List", "PodList")
 
 @dataclass(frozen=True)
 class Manifest:
-    """One Pod of a file. ``where`` names file and document for messages; ``container_ids`` are those of its status,
-    container name -> id without the runtime's prefix.
-    """
+    """One Pod. ``where``: file and document, for messages; ``container_ids``: of its status, name -> bare id."""
 
     where: str
     pod: Pod

@@ -24,8 +24,8 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class FoundPod:
-    """A pod and its directories in the memory hierarchy; ``containers`` has those container names that have one.
-    ``cgroup_ids`` (the pod's, then its containers') make a cgroup that was removed and made again differ.
+    """A pod and its directories; ``containers`` has those names that have one. By ``cgroup_ids`` (the pod's, then its
+    containers') a cgroup that was removed and made again differs.
     """
 
     pod: Pod
@@ -62,9 +62,7 @@ class Scan:
     unsettled: bool = False  # something is about to appear that no event announces: scan again soon
 
     def add(self, found: FoundPod) -> None:
-        """Take in a pod. Where another one has its identity already, it gets that of its own path: both are watched,
-        and an error names them.
-        """
+        """Take in a pod. A second one of its identity gets that of its own path, and an error names both."""
         other = self.pods.get(found.pod.uid)
         if other is not None:
             self.errors.append(
@@ -75,9 +73,8 @@ class Scan:
 
 
 class Within(NamedTuple):
-    """Where pods lie: below the cgroup ``node`` (None: the whole machine), because what lies beside it cannot relieve
-    it. No pod holds a process of ``spared`` (pids of outrace's own), nor what those were started from: killing the pod
-    would kill the monitor. ``cgroup_root`` is the kubelet's.
+    """Where pods lie: below the cgroup ``node`` (None: the whole machine). No pod holds a process of ``spared`` (pids
+    of outrace's own) or of what started those. ``cgroup_root`` is the kubelet's.
     """
 
     hierarchy: Hierarchy
@@ -166,9 +163,7 @@ class PodSource(ABC):
         return time.monotonic() + wait
 
     def doubt(self, uid: str) -> bool:
-        """Have the processes of a pod looked at in the next poll, from any thread; False where pods are not known by
-        their processes.
-        """
+        """Have a pod's processes looked at in the next poll, from any thread; False where they do not make it one."""
         return False
 
     def close(self) -> None:

@@ -40,10 +40,8 @@ Object = dict[str, Any]
 
 
 def kept(obj: Any) -> Object:
-    """What is needed of a Pod, and is stored: no environment, no command, no secret; about 1 KB of 10.
-
-    Annotations ``outrace/...`` are left out: a user that may create pods in some namespace may not name the cgroup that
-    is killed.
+    """What is needed of a Pod, and is stored: about 1 KB of 10, no environment, no command, no secret. No annotation
+    ``outrace/...``: the author of a pod may not name the cgroup that is killed.
     """
     meta, spec, status = (_map(obj, key) for key in ("metadata", "spec", "status"))
     made: Object = {
@@ -88,10 +86,9 @@ def manifest(where: str, obj: Mapping[str, Any]) -> Manifest | str:
 
 
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the requests that the kubelet has granted, where a resize in place is not done yet (KEP-1287): it ranks by
-    them (`status.containerStatuses[].allocatedResources`), not by what the spec asks for. (Kubernetes 1.36:
-    evictionManager.Start has getAllocatedPods.) The same of the whole pod (KEP-5419: `status.allocatedResources`),
-    where it has resources of its own; without, that is the sum of the containers.
+    """With the requests that the kubelet has granted while a resize in place is not done (KEP-1287): it ranks by them
+    (Kubernetes 1.36: evictionManager.Start has getAllocatedPods). So of the whole pod (KEP-5419), where it has
+    resources of its own.
     """
     status = _map(obj, "status")
     own = _map(obj, "spec").get("resources")
@@ -138,9 +135,7 @@ def _granted(status: Mapping[str, Any]) -> Object:
 
 
 def _resources(found: Any) -> Any:
-    """Requests and limits of the resources that a policy reads: a tenant may name 100,000 others. A value that is no
-    map stays, to be reported.
-    """
+    """Requests and limits that a policy reads (a tenant may name 100,000); what is no map stays, to be reported."""
     if not isinstance(found, Mapping):
         return found
     return {key: _amounts(found[key]) for key in _AMOUNTS if key in found}

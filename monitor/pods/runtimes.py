@@ -1,10 +1,8 @@
 """Names and labels of root's containers, asked of docker and podman by their sockets.
 
-Both answer docker's API (``GET /containers/json``); pods of podman are in its own (``GET /v4.0.0/libpod/pods/json``).
-A container's labels there include those of its image, whose author is not the operator: outrace's labels that the
-image has too (``GET /images/json``) do not count. Asked from the thread that looks for pods, never from the hot
-process: one question for all containers and one for all images, when a container has come that is not known. A runtime
-that hangs costs a second, and the pause before the next question doubles.
+Both answer docker's API; pods of podman are in its own. The author of an image is not the operator: outrace's labels
+that the image has too do not count. Asked from the thread that looks for pods, when a container has come that is not
+known. A runtime that hangs costs a second, and the pause before the next question doubles.
 """
 
 from __future__ import annotations
@@ -149,9 +147,7 @@ def without_images(found: Mapping[str, Known], images: Any) -> dict[str, Known]:
 
 
 def with_pods(found: Mapping[str, Known]) -> dict[str, Known]:
-    """The same, where a pod and its containers share what their labels say: one that may never go keeps its pod, and a
-    container whose pod has no cgroup of its own has the pod's priority.
-    """
+    """The same, where one that may never go keeps its pod, and a container has the priority of its pod."""
     joined = dict(found)
     for ident, pod in found.items():
         members = {one: found[one] for one in pod.members if one in found}
@@ -164,9 +160,7 @@ def with_pods(found: Mapping[str, Known]) -> dict[str, Known]:
 
 
 def common_labels(containers: Iterable[Known]) -> dict[str, str]:
-    """The labels of containers that go together: one that may never go keeps the others, and where they contradict each
-    other no value can be read, which forbids it too.
-    """
+    """The labels of containers that go together: one that may never go keeps all; what contradicts forbids it too."""
     values: dict[str, dict[str, None]] = {}
     for known in containers:
         for label, value in known.labels.items():
@@ -177,10 +171,9 @@ def common_labels(containers: Iterable[Known]) -> dict[str, str]:
 
 
 def ask(path: str, question: str) -> Any:
-    """The parsed answer to a GET of a server at a unix socket. Raises OSError, ValueError or ChangeableError.
+    """The parsed answer to a GET of a server of root's at a unix socket. Raises OSError, ValueError, ChangeableError.
 
-    Refuses a server that is not root's: a label keeps a container, or moves it in the order. By HTTP 1.0, whose answer
-    ends with the connection: so its whole time and size have a bound.
+    By HTTP 1.0, whose answer ends with the connection: so its whole time and size have a bound.
     """
     deadline = time.monotonic() + TIMEOUT_S
     data = b""

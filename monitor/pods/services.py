@@ -1,8 +1,7 @@
 """Pods of a machine without Kubernetes (``--pods services``): services, scopes, containers, plain cgroups.
 
-What is written about a unit is read where systemd and the runtimes put it: the memory files of its cgroup, its
-extended attributes, the oom_score_adj of its processes, a container's labels. What that means is decided in
-`monitor.policy.services`.
+Read where systemd and the runtimes put it: memory files and extended attributes of the cgroup, oom_score_adj of the
+processes, labels of a container. What that means is decided in `monitor.policy.services`.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ class _Look:
 
 
 class ServiceSource(PodSource):
-    """Services and containers of this machine. ``rules`` is the table `services:` of the configuration; ``runtimes``
-    knows the containers' names and labels.
-    """
+    """Services and containers of this machine, by the table `services:` (``rules``) and what ``runtimes`` know."""
 
     def __init__(
         self,
@@ -175,9 +172,7 @@ class ServiceSource(PodSource):
                 )
 
     def _apart(self, scan: Scan, path: Path, place: Place) -> list[tuple[Path, Place]]:
-        """The containers in the cgroup of their runtime's own unit, or in the directory of a namespace of containerd
-        without a process: they are pods, and what is around them is not.
-        """
+        """Pods of their own: containers in their runtime's unit, or in containerd's directory without a process."""
         if place.user is None and place.kind == units.PLAIN and _is_roots(path):
             of_containerd = len(place.parts) == 1 and os.path.isdir(f"{CONTAINERS}/{place.name}")
             if not of_containerd or cgroup_procs.pids_in(os.fspath(path)):
@@ -265,9 +260,7 @@ class ServiceSource(PodSource):
         return max(request, sum(self._kept(member) for member in members)), limit
 
     def _kept(self, path: Path) -> int:
-        """Bytes that are kept for a cgroup, as root wrote it: a user's own figure counts up to what root keeps for the
-        cgroup above it, as for the kernel.
-        """
+        """Bytes that root keeps for a cgroup: a user's figure counts up to what root keeps above it."""
         least: int | None = None
         for cgroup in (path, *path.parents):
             if cgroup == self.node or not cgroup.is_relative_to(self.node):
@@ -292,9 +285,8 @@ def _some_children(parent: Path, user: int | None, of_user: Counter[int]) -> Ite
 
 
 def _may_split(path: Path, place: Place) -> bool:
-    """Whether podman may have split a unit's cgroup into a container's and conmon's: root's podman, whose containers
-    outrace reads. A user that owns the cgroup (of its manager, by Delegate= and User=) could make a directory of that
-    name, and would be kept for labels that root's podman never knows.
+    """Whether podman may have split a unit's cgroup into a container's and conmon's: root's podman. In a cgroup of its
+    own a user could make a directory of that name, and be kept for labels that root's podman never knows.
     """
     return place.kind == units.UNIT and place.name.endswith(".service") and _is_roots(path)
 
@@ -318,9 +310,7 @@ def _protection(path: Path, version: int) -> tuple[int, int]:
 
 
 def _preference(path: Path) -> str:
-    """``omit``, ``avoid`` or "": what ManagedOOMPreference= has left on a cgroup of root's, as systemd-oomd reads it. A
-    user's own preference is none for the machine.
-    """
+    """``omit``, ``avoid`` or "": ManagedOOMPreference= of a cgroup of root's. A user's own is none for the machine."""
     for word, space in product(("omit", "avoid"), ("user", "trusted")) if _is_roots(path) else ():
         with suppress(OSError):
             if os.getxattr(path, f"{space}.oomd_{word}") in (b"1", b"yes", b"true", b"on"):

@@ -26,9 +26,7 @@ _FIRST_S = 5.0
 
 
 def settle(config: Any) -> tuple[Choice, Access | None]:
-    """What ``--pods`` means in a configuration: the choice of ``auto``, else what was given; and how a cluster is
-    reached, if that is where they come from. ConfigError where it cannot be.
-    """
+    """What ``--pods`` or its ``auto`` chooses; and how a cluster is reached, if pods are from one. ConfigError."""
     choice, kubelet = _at_once(config)
     if choice is not None:
         return choice, None
@@ -51,9 +49,8 @@ def is_services(config: Any) -> bool:
 
 
 def _at_once(config: Any) -> tuple[Choice | None, NodeKubelet | None]:
-    """The choice that asks no server, None where pods are of a cluster; and the kubelet of ``auto``, if there is one.
-
-    With a cgroup for a node there is no kubelet to ask: auto is cgroups.
+    """The choice that asks no server, None where pods are of a cluster; and the kubelet that ``auto`` found. With a
+    cgroup for a node there is no kubelet to ask.
     """
     kind, _ = check_spec(config.pods)
     if kind in CLUSTER:
@@ -93,12 +90,11 @@ def open_for(
     state_dir: Path | None = None,
     ends: Ends | None = None,
 ) -> PodSource:
-    """Open the source of pods that is configured, ``auto`` too. ConfigError where it cannot be.
+    """The source of pods that is configured. ConfigError where it cannot be.
 
-    ``mem_total`` is the machine's memory in bytes; pods lie below the cgroup ``node`` (None: the whole machine), and no
-    pod may hold a process of ``spared`` (pids), because it would be killed with the pod. The pods of a cluster are
-    stored in ``state_dir``, and ``ends`` gets their ends; a command, which has neither and only looks, waits for the
-    first answer.
+    ``mem_total``: bytes of the machine; pods lie below the cgroup ``node`` (None: the machine) and hold no process of
+    ``spared`` (pids). Pods of a cluster are stored in ``state_dir``, and ``ends`` gets their ends; a command, which has
+    neither, waits for the first answer.
     """
     choice, access = settle(config)
     kind, argument = check_spec(choice.spec)

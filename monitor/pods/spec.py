@@ -35,9 +35,8 @@ MANIFEST_DIR = Path("/etc/outrace/pods")
 
 @dataclass(frozen=True)
 class Choice:
-    """``spec`` is what ``--pods`` would say. ``why`` is one line for the log; ``tried``: what did not do, and why.
-
-    ``kubelet``: whether there is one here. If the choice is cgroups although there is one, that may change by itself.
+    """``spec``: what ``--pods`` would say; ``why``: a line for the log; ``tried``: what did not do, and why;
+    ``kubelet``: whether there is one here (a choice of cgroups may change then).
     """
 
     spec: str
@@ -52,9 +51,7 @@ def without_cluster(
     manifest_dir: Path = MANIFEST_DIR,
     kubepods: Path | None = None,
 ) -> Choice:
-    """Manifests where they have their directory; the services of the machine where nothing is of Kubernetes; else
-    cgroups. ``kubepods``: one that holds pods.
-    """
+    """Manifests where their directory is; services if nothing is of Kubernetes (``kubepods`` is); else cgroups."""
     none = "no pods of a cluster can be had" if kubelet or tried else "no kubelet here"
     if manifest_dir.is_dir():
         return Choice(f"{MANIFESTS}:{manifest_dir}", f"{manifest_dir} is there, and {none}", tuple(tried), kubelet)

@@ -53,9 +53,7 @@ class Roots(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found. `took_s` is how long it took, `at_s` when it ended (`time.monotonic`). ``problems``: one line
-    each, with the remedy.
-    """
+    """What was found in ``took_s``, until ``at_s`` (`time.monotonic`). ``problems``: one line each, with the remedy."""
 
     stats: PodStats
     took_s: float
@@ -68,9 +66,7 @@ class Measured:
 
 
 def process_count(found: FoundPod) -> int:
-    """Processes (not threads) in the pod's containers, or in its whole cgroup where no container has one. Raises
-    MonitorError.
-    """
+    """Processes (not threads) in the pod's containers, or in its cgroup where none has one. Raises MonitorError."""
     pids: set[int] = set()
     for path in found.containers.values() or (found.cgroup,):
         pids.update(cgroup_procs.processes(path))
@@ -227,8 +223,7 @@ class _Look:
     def _volumes(self) -> Iterator[tuple[str, Path, bool]]:
         """(name, directory, whether it counts against the pod's limit) of each volume that can be found.
 
-        hostPath volumes only by annotation: the kubelet does not measure them either (they have no metrics), because
-        what a pod shares with the node, often all of /, is not the pod's own.
+        hostPath only by annotation: it may be all of /, and the kubelet does not measure it either.
         """
         pod = self.found.pod
         named = {volume.name: volume for volume in pod.volumes}
@@ -261,11 +256,10 @@ _MOST_MOUNTS = 1 << 20
 
 
 def upper_directory(cgroup: Path, proc: Path = Path("/proc")) -> Path | None:
-    """The upper directory of the overlay that the processes of a container have as their root; None without one.
+    """The upper directory of the overlay at the root of a container's processes; None without one. Raises MonitorError.
 
-    The path is the container runtime's, valid where outrace sees the same files: on the node itself. Any user mounts an
-    overlay in a user namespace of its own and names any path: such an overlay counts only if it is mounted here too, as
-    the runtime's is. Raises MonitorError.
+    The path is the runtime's, valid on the node itself. Any user mounts an overlay in a user namespace and names any
+    path: it counts only if it is mounted here too.
     """
     own = _root_mount(proc / "self" / "mountinfo")
     for pid in cgroup_procs.processes(cgroup)[:_TRIES]:
@@ -302,9 +296,7 @@ def _is_the_runtimes(device: str, proc: Path, pid: int) -> bool:
 
 
 def _root_mount(path: Path, most: float = math.inf) -> tuple[str, str, str] | None:
-    """(device, type, options of the file system) mounted on / according to a mountinfo; None if its process is gone, or
-    if the file has more than ``most`` characters. Raises MonitorError.
-    """
+    """(device, type, options) mounted on / by a mountinfo; None: its process is gone, or beyond ``most`` characters."""
     found, size = None, 0
     for line in _lines(path):
         size += len(line)
@@ -328,9 +320,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _fields(line: str) -> tuple[str, str, str, str]:
-    """Mount point, device, type and options in a line of a mountinfo, such as this of proc(5):
-    ``36 35 98:0 /mnt1 / rw,noatime master:1 - ext3 /dev/root rw,errors=continue``.
-    """
+    """Mount point, device, type and options of ``36 35 98:0 /mnt1 / rw master:1 - ext3 /dev/root rw`` (proc(5))."""
     before, _, after = line.rstrip("\n").partition(" - ")
     where, what = before.split(" "), after.split(" ")
     return where[4], where[2], what[0], what[2]

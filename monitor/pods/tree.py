@@ -25,9 +25,8 @@ _API_UID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 class TreeSource(PodSource):
     """Pods by the kubepods tree alone (``--pods cgroups``), which are observed and never evicted.
 
-    Namespace "" and name = uid. The QoS class is the directory's. A Guaranteed container's request is its memory limit;
-    a Burstable container's is recovered from its processes' oom_score_adj and is approximate. Containers are called by
-    their ids, the sandbox's (pause) too. The spec is not known: no pod has a priority.
+    Namespace "", name = uid, containers by their ids (the sandbox's too). The class is the directory's. A Guaranteed
+    container's request is its limit, a Burstable one's is guessed from oom_score_adj. No spec is known: no priority.
     """
 
     def __init__(self, mem_total: int, within: Within) -> None:
@@ -117,9 +116,7 @@ _PAUSE, _PAUSE_ADJ = "pause", -998
 
 
 def burstable_request(path: Path, mem_total: int) -> int | None:
-    """The memory request of a container of a Burstable pod, in bytes, recovered from its processes' oom_score_adj; None
-    while none has the kubelet's. ``mem_total``: bytes of the machine.
-    """
+    """Bytes of a Burstable container's request by its processes' oom_score_adj; None while none has the kubelet's."""
     adjs: Counter[int] = Counter()
     for pid in cgroup_procs.processes(path):
         with Process(pid) as process:
@@ -132,16 +129,13 @@ def burstable_request(path: Path, mem_total: int) -> int | None:
 
 
 def request_from_adj(adj: int, capacity: int) -> int:
-    """The smallest memory request (bytes) that gives a Burstable container ``adj``: the kubelet truncates
-    1000 - 1000*request/capacity. Up to capacity/1000 too low; 999 stands for none too, 3 for almost everything.
-    """
+    """The smallest request (bytes) that gives a Burstable container ``adj``; 999 stands for none, 3 for almost all."""
     return -(-(1000 - adj) * capacity // 1000)
 
 
 def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
-    """Whether the cgroup is that of a pod's sandbox: one process is alone in it, of a program called pause, started
-    from outside the pod (by the runtime's shim): a pod names its processes as it likes, but has no such parent. A
-    runtime that may not lower its oom_score_adj leaves it as it was.
+    """Whether the cgroup is a pod's sandbox: one process alone in it, of a program called pause, started from outside
+    the pod (by the runtime's shim), as no pod can. A runtime may leave its oom_score_adj as it was.
     """
     pids = cgroup_procs.processes(path)
     if len(pids) != 1:

@@ -1,11 +1,8 @@
 """What a cgroup of a machine without Kubernetes is, by its path: a service, a scope, a session, a container, a slice.
 
-systemd's tree has slices within slices (``system.slice/system-getty.slice/getty@tty1.service``); a user's own manager
-(``user.slice/user-1000.slice/user@1000.service``) has slices of its own below it. Docker and podman put a container
-into a scope (``docker-ID.scope``, ``libpod-ID.scope``) or, with the cgroupfs driver, below ``/docker`` and
-``/libpod_parent``; for Quadlet podman puts it into the unit itself (``web.service/libpod-payload-ID``). Other managers
-have a directory for each container too: `_LAYOUTS`. All by name, and pure: what a name is worth says
-`monitor.pods.claims`.
+systemd's tree has slices within slices, and a user's own manager (``user.slice/user-1000.slice/user@1000.service``) has
+slices of its own. For Quadlet podman puts a container into the unit itself (``web.service/libpod-payload-ID``). All by
+name, and pure: what a name is worth says `monitor.pods.claims`.
 """
 
 from __future__ import annotations
@@ -85,8 +82,8 @@ _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A cgroup that is a pod of its own. ``name`` is the unit's, as `systemctl` writes it, a container's short id, or
-    the directory's; ``parts`` is its path; ``user`` the id of the user whose manager made it, None for the machine's.
+    """A cgroup that is a pod. ``name``: the unit's, a container's short id, or the directory's; ``parts``: its path;
+    ``user``: whose manager made it, None for the machine's.
     """
 
     kind: str
@@ -198,18 +195,14 @@ def podman_container(name: str, pattern: re.Pattern[str]) -> str:
 
 
 def whole(parts: tuple[str, ...], user: int | None) -> Place | None:
-    """A slice of a user's, or a directory of `_LAYOUTS`, as one pod with all that is in it: where a process is in the
-    directory itself. None where that is none's.
-    """
+    """A user's slice or a directory of `_LAYOUTS` as a pod, for the processes in itself; None where it is none."""
     if user is None and (parts[-1].endswith(".slice") or parts[0] in _DIRECTORIES or _of_layout(parts) is None):
         return None
     return Place(PLAIN, "cgroup" if user is None else f"user-{user}", unit_name(parts[-1]), parts, user=user)
 
 
 def managed_by(parts: Sequence[str]) -> int | None:
-    """The user whose service manager this cgroup is (below it the user makes any cgroup); None if it is none. Its
-    parents were all DESCEND.
-    """
+    """The user whose manager this cgroup is, else None. (Below it the user makes any cgroup.)"""
     found = _MANAGER.fullmatch(unit_name(parts[-1])) if unit_name(parts[0]) == "user.slice" else None
     return int(found[1]) if found else None
 

@@ -1,7 +1,6 @@
 """What the nodes of CCE (Huawei's Cloud Container Engine) keep back: its tables for memory, CPU and data disks.
 
-v1 is for clusters before 1.21.4-r0 and 1.23.3-r0, v2 for those from there on. A band ends with its edge: 8 GiB is in
-the band up to 8 GiB. Memory is what the node reports (MemTotal), which is a little less than what its flavor is called.
+v1: clusters before 1.21.4-r0 and 1.23.3-r0, v2 from there on. A band includes its edge. Memory is MemTotal.
 """
 
 from __future__ import annotations

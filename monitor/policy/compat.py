@@ -1,7 +1,5 @@
-"""Where the kubelet's answer is plainly a defect, two answers exist: its own, and a sane one.
-
-The daemon decides with `SANE`. `KUBELET` reproduces Kubernetes 1.36 to the letter, for conformance, replay and
-comparison; docs/differences.md lists every place where the two part.
+"""Where the kubelet's answer is a defect there are two: its own (`KUBELET`: Kubernetes 1.36 to the letter, for
+conformance and comparison), and a sane one, by which the daemon decides (docs/differences.md).
 """
 
 from __future__ import annotations

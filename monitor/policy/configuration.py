@@ -1,12 +1,9 @@
 """Which settings are in force, and where each entry of them came from. Nothing else in outrace decides that.
 
-In this order, later ones win: defaults, the kubelet's configuration file, its drop-ins, then the options of outrace
-itself (own file, flags). A file that names no hard thresholds has all the defaults; one that names any has none of them
-unless it asks for them (`mergeDefaultEvictionSettings`). Drop-ins are JSON merge patches (RFC 7396) on what that gave:
-maps entry by entry, everything else as a whole, null takes away. A flag replaces its whole map.
-
-One difference to a kubelet: without any configuration file that one has no hard thresholds at all, outrace has the
-defaults, as with an empty file.
+Later ones win: defaults, the kubelet's file, its drop-ins, outrace's options. A file that names a hard threshold has no
+defaults unless it asks for them (`mergeDefaultEvictionSettings`). Drop-ins are JSON merge patches (RFC 7396): maps
+entry by entry, all else as a whole, null takes away. A flag replaces its map. Without any file a kubelet has no hard
+thresholds; outrace has the defaults.
 """
 
 from __future__ import annotations
@@ -47,9 +44,8 @@ class Given(NamedTuple):
 
 
 class Effective(NamedTuple):
-    """A threshold in force, its value and min reclaim (or None) as they were written, and where it came from.
-
-    `copy`: for allocatable memory; `overlay`: for the container file system. Neither is in a configuration.
+    """A threshold in force, its value and min reclaim as written, and where. `copy`: for allocatable memory; `overlay`:
+    for the container file system; in no configuration.
     """
 
     threshold: Threshold
@@ -62,11 +58,9 @@ class Effective(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is in force, by key of a KubeletConfiguration.
-
-    `maps` has every key of `TEXT_MAPS`; `values` those other keys that were given, not those left at their default.
-    `origins`: for each map the place that had the last word on it. `switched_off`: each default hard threshold that is
-    not in force only because others were named, with the place that did.
+    """What is in force, by key of a KubeletConfiguration. `maps` has every key of `TEXT_MAPS`; `values` the others that
+    were given; `origins`: of each map the last place that said something; `switched_off`: each default hard threshold
+    that is off only because that place named others.
     """
 
     maps: Mapping[str, Mapping[str, Given]]
@@ -79,10 +73,7 @@ class Settings:
         return {name: entry.value for name, entry in self.maps[key].items()}
 
     def thresholds(self, rules: Era = CURRENT, layout: DiskLayout = SINGLE_DISK) -> tuple[Effective, ...]:
-        """Every threshold with its origin, in the order of `RunConfig.thresholds`; those that copy others name them.
-
-        Raises PolicyError, as parsing the maps does.
-        """
+        """Every threshold with its origin, in the order of `RunConfig.thresholds`. Raises PolicyError."""
         hard, soft, grace, reclaim = map(self.texts, THRESHOLDS)
         parsed = rules.parse_thresholds(hard, soft, grace, reclaim, self.enforced(), in_order=True, own=True)
         entries = [entry for key in (HARD, SOFT) for entry in self.maps[key].values() if entry.value not in OFF]
@@ -124,10 +115,8 @@ def in_force(
     own: Mapping[str, Given] | None = None,
     rules: Era = CURRENT,
 ) -> Settings:
-    """The settings that this configuration file, these drop-ins in order, and outrace's own options make.
-
-    ``own``: by key of a KubeletConfiguration, already of the right type (a map of texts for `TEXT_MAPS`). ``rules``
-    brings the defaults. Raises PolicyError naming the source and the key if a value is of the wrong type.
+    """The settings of a configuration file, its drop-ins in order, and outrace's ``own`` options (by key, already of
+    the right type), with the defaults of ``rules``. Raises PolicyError naming source and key of a wrong type.
     """
     file = file or Source("", {})
     maps = {key: _entries(file, key) for key in TEXT_MAPS}

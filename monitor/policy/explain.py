@@ -1,7 +1,6 @@
 """Why a pod has its place in the order of eviction, is critical, has its QoS class and its request, as text.
 
-Nothing is decided here: places are compared by the keys of `victims.rank_pods`. Reasons are those of the pod's spec, or
-what an operator wrote.
+Nothing is decided here: places are compared by the keys of `victims.rank_pods`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ _PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes
 
 
 def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> dict[str, str]:
-    """What decides about this pod's place for ``signal``, in the order in which it is compared: name -> how the pod
-    does in it.
-    """
+    """What decides about this pod's place for ``signal``, in the order of comparing: name -> how the pod does."""
     c = one.candidate
     last = ", unknown ones last" if c.priority is None else ""
     known = "unknown" if c.priority is None else c.priority
@@ -47,9 +44,7 @@ def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT
 
 
 def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[dict[str, Any]]:
-    """Both pods, comparison by comparison: its name, the verdict on each, and whether it decides which is evicted
-    first. Of equal pods the names decide (the kubelet leaves those to chance).
-    """
+    """Both pods, comparison by comparison, and which of these decides. Of equal pods the names decide."""
     mine, theirs = (comparisons(each, signal, layout, era) for each in (one, other))
     names = dict.fromkeys((*mine, *theirs))
     compared = [name for name in names if name != "critical"]

@@ -1,7 +1,4 @@
-"""What is allowed in a configuration and yet surprises its user.
-
-Each finding is one line: where it was written, what it does, and what to write instead.
-"""
+"""What is allowed in a configuration and yet surprises: where it was written, what it does, what to write instead."""
 
 from __future__ import annotations
 
@@ -39,9 +36,8 @@ _LEAST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Node:
-    """What is known of the node: capacities by signal in bytes, inodes or pids (absent: not known), what is reserved
-    for the system and for Kubernetes itself by resource, the layout of its disks, bytes of memory in huge pages, and
-    bytes that memory.min protects.
+    """What is known of the node: capacities by signal (bytes, inodes or pids; absent: not known), what is reserved by
+    resource, the layout of its disks, bytes in huge pages, and bytes that memory.min protects.
     """
 
     capacity: Mapping[str, int] = field(default_factory=dict)

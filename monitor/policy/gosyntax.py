@@ -80,9 +80,8 @@ def _fraction(digits: str, unit: int) -> int:
 
 
 def parse_percentage(text: str) -> float:
-    """The fraction a percentage such as ``10%`` stands for, as the kubelet computes it: twice rounded to 32 bits.
-
-    ``10%`` is 0.10000000149011612. Raises PolicyError with Go's text. NaN and infinities are accepted here.
+    """The fraction that ``10%`` stands for, twice rounded to 32 bits as in the kubelet: 0.10000000149011612. Raises
+    PolicyError with Go's text; NaN and infinities are accepted.
     """
     number = parse_float32(text.rstrip("%"))
     return float(struct.unpack("<f", struct.pack("<f", number / 100))[0])

@@ -1,9 +1,6 @@
 """A pass as a kubelet makes it, on an answer of the Summary API: pods over their limits of local storage, thresholds,
-the clean-up of the node, one pod, and its message; and which pods a node under pressure takes in. Conformance and
-`outrace explain` run it.
-
-The decision is `eviction_pass.run_pass`, as in the daemon. Pure as that is: the clean-up, and the look at the stats
-after it, are a function the caller passes in.
+clean-up, one pod, its message; and which pods are admitted. Conformance and `outrace explain` run it; the decision is
+`eviction_pass.run_pass`, as in the daemon. The clean-up is a function of the caller's.
 """
 
 from __future__ import annotations
@@ -31,9 +28,7 @@ Reclaim = Callable[[tuple[str, ...]], Summary | None]
 
 
 class Eviction(NamedTuple):
-    """A pod to evict now. `annotations` are those of its event; `disrupted`: its status gets the condition
-    DisruptionTarget (not for local storage).
-    """
+    """A pod to evict, `annotations` of its event; `disrupted`: its status gets DisruptionTarget (not for storage)."""
 
     pod: Pod
     grace_s: int
@@ -43,8 +38,8 @@ class Eviction(NamedTuple):
 
 
 class KubeletResult(NamedTuple):
-    """What a pass decided. `warning` is the event on the node; `reclaimed` the clean-up that was run; `outcome` None if
-    no thresholds were looked at, because there are none or the stats could not be had.
+    """What a pass decided. `warning`: the event on the node; `reclaimed`: the clean-up; `outcome`: None without
+    thresholds or stats.
     """
 
     state: State
@@ -63,9 +58,7 @@ def kubelet_pass(
     now_ns: int,
     reclaim: Reclaim,
 ) -> KubeletResult:
-    """One pass at ``now_ns`` over the active ``pods``. ``read`` answers with the stats, None if they cannot be had; it
-    is not asked when there is nothing to look for.
-    """
+    """One pass over the active ``pods``. ``read`` gives the stats, None if they cannot be had; asked only if needed."""
     if not config.thresholds and not config.local_storage:
         return KubeletResult(state)
     summary = read()
@@ -110,9 +103,8 @@ def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, 
 
 
 def _all_clear(config: PassConfig, observations: Mapping[str, Observation]) -> bool:
-    """Whether no threshold at all is met, min reclaim included and grace ignored.
-
-    Not only the starved one: a soft memory threshold in its grace time costs a pod for a disk that is clean already.
+    """Whether no threshold at all is met, min reclaim included and grace ignored: also a soft one costs a pod for a
+    clean disk.
     """
     for rule in config.rules:
         seen = observations.get(rule.signal)
@@ -149,8 +141,8 @@ def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
 
 
 def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, sidecars: bool = True) -> str | None:
-    """Why ``pod`` is to be evicted for its local storage, as the kubelet says it; None if it keeps its limits.
-    ``sidecars``: the limit of a sidecar counts as that of a container does (`Era.sidecar_storage`).
+    """Why ``pod`` is to be evicted for its local storage, in the kubelet's words; None if it keeps its limits.
+    ``sidecars``: `Era.sidecar_storage`.
     """
     sizes, whole, limits = _limits(pod, sidecars)
     if sizes:
@@ -204,12 +196,9 @@ def eviction_message(
     container_usage: Iterable[tuple[str, int]] | None,
     pod_usage: int | None,
 ) -> tuple[str, dict[str, str]]:
-    """The message and the annotations for evicting ``pod`` because the node is low on ``resource``.
-
-    ``quantity`` is the starved threshold's value (a Quantity keeps its spelling, see `ThresholdValue.shown`) and
-    ``available`` what was observed; ``container_usage`` is bytes by container in the order of the stats, None for a pod
-    without stats (then no container is named and no annotation is made). ``pod_usage`` is the pod's own bytes (0 if its
-    memory stats exist without a working set).
+    """Message and annotations for evicting ``pod``, with the starved threshold's ``quantity`` (a Quantity keeps its
+    spelling), what was ``available``, bytes by container in the order of the stats (None without stats: then no
+    container and no annotation) and bytes of the pod (0 without a working set).
     """
     message = f"The node was low on resource: {resource}. "
     if quantity is not None and available is not None:
@@ -259,10 +248,8 @@ _YES = Admission(True)
 
 
 def admit(pod: Pod, conditions: Collection[str], qos_of: Callable[[Pod], str] = qos_class) -> Admission:
-    """Whether a node with these conditions takes the pod.
-
-    Under memory pressure alone only BestEffort pods that do not tolerate its taint are refused; under anything else
-    every pod but a critical one is, tolerations or not.
+    """Whether a node with these conditions takes the pod. Under memory pressure alone it refuses BestEffort pods that
+    do not tolerate its taint; else every pod but a critical one.
     """
     if not conditions or is_critical(pod):
         return _YES

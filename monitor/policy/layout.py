@@ -1,6 +1,4 @@
-"""The disks of a node, and what follows from how they are laid out: which usage is ranked, what is cleaned up before
-pods are evicted, which thresholds guard the container file system.
-"""
+"""The disks of a node: which usage is ranked, what is cleaned up before pods go, which thresholds guard containers."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ _CONTAINERFS_SIGNALS = (sig.CONTAINERFS, sig.CONTAINERFS_INODES)
 
 
 class DiskLayout(NamedTuple):
-    """`image_fs`: images have a file system of their own. `container_fs`: and the containers' writable layers are not
-    on it, but on the node's (a "split" disk). Without `image_fs`, `container_fs` changes nothing but the overlay.
+    """`image_fs`: images have a file system of their own; `container_fs`: and the containers' writable layers are on
+    the node's (a "split" disk). Alone, `container_fs` changes nothing but the overlay.
     """
 
     image_fs: bool = False
@@ -31,9 +29,7 @@ class DiskLayout(NamedTuple):
 
     @property
     def containers_on(self) -> str:
-        """The file system whose thresholds are copied for the container file system; "" if none are, as the kubelet has
-        it where there is a container file system without an image file system.
-        """
+        """The file system whose thresholds containerfs copies; "": none, where only it is apart (as in the kubelet)."""
         if self.container_fs and not self.image_fs:
             return ""
         return "imagefs" if self.image_fs and not self.container_fs else "nodefs"
@@ -73,10 +69,8 @@ def reclaim_actions(signal: str, layout: DiskLayout) -> tuple[str, ...]:
 
 
 def overlay_containerfs(thresholds: Iterable[Threshold], layout: DiskLayout) -> tuple[Threshold, ...]:
-    """The thresholds with those of the container file system, which are copies of those of the file system the
-    containers are on, whatever the user wrote: in the place of the user's, or after all.
-
-    Where that one has none, a threshold without operator stands instead, which is never met.
+    """The thresholds, with those of the container file system copied from the file system that containers are on, in
+    the place of the user's or after all. Where that has none, one without operator stands instead, which is never met.
     """
     found, appended = list(thresholds), []
     for target in _CONTAINERFS_SIGNALS if layout.containers_on else ():

@@ -1,7 +1,5 @@
-"""The policies of two old releases, as their documentation describes them.
-
-Kubernetes 1.17: today's order of eviction, before process counts, sidecars, pod-level requests and container file
-systems. Kubernetes 1.8: quality of service first, priority not at all.
+"""The policies of two old releases, as their documentation describes them. 1.17: no process counts, sidecars, pod-level
+requests, container file systems. 1.8: quality of service first, priority not at all.
 """
 
 from __future__ import annotations
@@ -48,9 +46,7 @@ def class_by_containers(pod: Pod) -> str:
 
 
 def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, memory_capacity: int) -> int:
-    """-998 for Guaranteed and ``spared`` pods, 1000 for BestEffort, and min(max(2, 1000 - 1000 * request / capacity),
-    999) for the rest. Raises PolicyError as today's does.
-    """
+    """-998 for Guaranteed and ``spared`` pods, 1000 for BestEffort, else 1000 - 1000 * request / capacity, 2 to 999."""
     if spared(pod):
         return GUARANTEED_ADJ
     container = container_of(pod, container_name)
@@ -86,17 +82,15 @@ _CRITICAL_ANNOTATION = "scheduler.alpha.kubernetes.io/critical-pod"
 
 
 def is_critical_1_8(pod: Pod) -> bool:
-    """Marked as critical by the annotation of that time (empty, in kube-system), or taken for critical where the spec
-    is not known. Priority did not protect yet.
-    """
+    """Marked by the annotation of that time, or taken for critical; priority did not protect yet."""
     return bool(pod.taken_critical) or (
         pod.namespace == "kube-system" and pod.annotations.get(_CRITICAL_ANNOTATION) == ""
     )
 
 
 def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
-    """Class by class. Within one: for memory the most above the request first, then, of those within it, the largest
-    consumer; for disk space the largest consumer; for inodes, which could not be counted then, nothing more.
+    """Class by class; for memory the most above the request, then the largest consumer; for disks the largest consumer;
+    for inodes nothing more.
     """
     request = plain_request(pod, "memory") if signal in sig.MEMORY_SIGNALS else ZERO
     used = usage(pod, stats, signal, layout)

@@ -108,9 +108,7 @@ class Pod:
 
 
 def per_pod(work_out: Callable[Concatenate[Pod, P], R]) -> Callable[Concatenate[Pod, P], R]:
-    """Works out once what follows from a pod alone, which never changes: every pass needs it. The arguments of the
-    function have to be given by place.
-    """
+    """Works out once what follows from a pod alone, which never changes. Arguments have to be given by place."""
 
     @wraps(work_out)
     def answer(pod: Pod, *args: Any) -> Any:
@@ -125,10 +123,7 @@ def per_pod(work_out: Callable[Concatenate[Pod, P], R]) -> Callable[Concatenate[
 
 
 def pod_from_object(obj: Mapping[str, Any]) -> Pod:
-    """A v1.Pod from parsed JSON or YAML; raises PolicyError naming the key that is wrong.
-
-    A missing namespace is "default"; a missing uid is made from namespace and name, the same every time.
-    """
+    """A v1.Pod from parsed JSON or YAML; PolicyError names the key that is wrong. Namespace and uid may be missing."""
     if not isinstance(obj, Mapping):
         raise PolicyError(f"a Pod is a map of keys, not {_kind(obj)}")
     if obj.get("kind", "Pod") != "Pod":
@@ -160,11 +155,7 @@ def pod_from_object(obj: Mapping[str, Any]) -> Pod:
 
 
 def stable_uid(namespace: str, name: str) -> str:
-    """A uid in the usual 8-4-4-4-12 form that depends on namespace and name only.
-
-    Users name their units and cgroups, so it is a hash for which no two texts of one value are known (128 bits of
-    SHA-256).
-    """
+    """A uid in the usual form from namespace and name: users choose those, so a hash without known collisions."""
     import hashlib  # 3.7 MiB, libcrypto, that the hot process does not need
 
     # No namespace has a slash, so different pairs give different texts. A byte of a path that is no UTF-8 is half of a
@@ -182,9 +173,7 @@ def _kind(value: object) -> str:
 
 
 class _Part(NamedTuple):
-    """A map in the object, and the path of its keys. What is null is not there; what is of another kind than asked for
-    raises PolicyError.
-    """
+    """A map in the object and the path of its keys. Null is not there; what is of another kind raises PolicyError."""
 
     items: Mapping[str, Any]
     path: str

@@ -35,9 +35,7 @@ def is_mirror(pod: Pod) -> bool:
 
 
 def is_critical(pod: Pod) -> bool:
-    """Never evicted: static, mirror, of critical priority, or taken for one of these where the spec is not known. The
-    name of the priority class alone does not count.
-    """
+    """Never evicted: static, mirror, of critical priority (not by its class's name), or taken for one of these."""
     return bool(pod.taken_critical) or is_static(pod) or is_mirror(pod) or (pod.priority or 0) >= CRITICAL_PRIORITY
 
 
@@ -57,10 +55,8 @@ def qos_class_1_36(pod: Pod) -> str:
 
 
 def compute_qos_class(pod: Pod, *, empty_counts: bool = False) -> str:
-    """The class from requests and limits of cpu and memory. Requests are not filled in from limits here.
-
-    Sums over all containers are compared, not each container with itself. ``spec.resources`` replaces the containers'
-    figures. ``empty_counts``: even where it names nothing that can be set for a whole pod (Kubernetes issue 135082).
+    """The class from requests and limits of cpu and memory, by sums over the containers or by ``spec.resources``.
+    Requests are not filled in from limits. ``empty_counts``: also if that names nothing for a whole pod (issue 135082).
     """
     whole = pod.resources if empty_counts or pod_level_resources_set(pod) else None
     holders = (*pod.containers, *pod.init_containers) if whole is None else (whole,)
@@ -106,10 +102,9 @@ def oom_score_adj(
 ) -> int:
     """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
 
-    Exactly the kubelet's, which can exceed 1000 for a pod-level request below the sum of its containers' (the kernel
-    refuses such a write: clamp before writing). Its arithmetic overflows for requests above 9.2e15 bytes; ours does so
-    only with ``compat`` "kubelet-1.36". Raises PolicyError for an unknown container or a capacity that is not positive
-    (the kubelet dies of 0, and only where it divides by it, which "kubelet-1.36" keeps to).
+    Exactly the kubelet's: it can exceed 1000 for a pod-level request below the containers' (clamp before writing).
+    Above 9.2e15 bytes it overflows, ours only with ``compat`` "kubelet-1.36". Raises PolicyError for an unknown
+    container, or a capacity that is not positive (to "kubelet-1.36" only where it divides by 0).
     """
     container = container_of(pod, container_name)
     if memory_capacity <= 0 and compat != KUBELET:

@@ -1,8 +1,7 @@
 """Kubernetes quantities (`100Mi`, `1.5`, `2e3`): exact values with the kubelet's grammar, rounding and spelling.
 
-The value is exact: an integer number of nano units, the smallest a quantity can hold. Beside it travels how the kubelet
-would hold it (a 64-bit mantissa with a decimal scale, or a big decimal), because that alone decides two oddities: which
-parsed texts keep their own spelling, and what ``Value()`` answers when it overflows. Only `int64` looks at it.
+Beside the value travels how the kubelet would hold it (64 bits with a decimal scale, or a big decimal): that decides
+which parsed texts keep their spelling, and what ``Value()`` answers when it overflows.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ MAX_LENGTH = 512
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantity:
-    """An exact amount. Compares, adds and subtracts exactly; ``str()`` is the canonical text.
+    """An exact amount that compares, adds and subtracts exactly; ``str()`` is the canonical text.
 
-    ``nanos`` is the amount in units of 1e-9; ``format`` the family of suffixes it is written in; ``scale`` and ``big``
-    say how the kubelet holds the number (mantissa * 10^scale, in 64 bits or not); ``text`` is the spelling kept from
-    parsing.
+    ``nanos``: in units of 1e-9; ``format``: the family of suffixes; ``scale``, ``big``: as the kubelet holds it
+    (mantissa * 10^scale, in 64 bits or not); ``text``: the spelling kept from parsing.
     """
 
     nanos: int
@@ -130,9 +128,7 @@ class Quantity:
         return self.text or self._canonical()
 
     def kubelet_text(self) -> str:
-        """``str()`` with the kubelet's defect for 1e21 and more in decimal suffixes: it has none for such powers of
-        1000 and prints the rest alone, `1` for `1000E`.
-        """
+        """``str()`` with the kubelet's defect from 1e21 on in decimal suffixes: `1` for `1000E`."""
         if self.text or self.format != DECIMAL_SI or self.nanos == 0 or self.nanos % 10**30:
             return str(self)
         digits = self.nanos // 10**30

@@ -1,8 +1,7 @@
-"""The eviction order for memory. (`victims` ranks for every signal; this part alone is all the hot process loads.)
+"""The eviction order for memory: all of it that the hot process loads (`victims` has the other signals).
 
-1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority, an unknown one behind
-every known one that may be evicted; 3. more usage above (or less below) the request. Where the kubelet's order is left
-to chance, ours is namespace, name, uid.
+1. pods without stats, then those using more than requested, then the rest; 2. lower priority, an unknown one behind all
+known ones that may be evicted; 3. more above (or less below) the request. Ties: namespace, name, uid.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ Key = tuple[int, int, int, int, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pod that could be evicted. Sizes are bytes; ``usage`` is the working set, None when there are no stats;
-    ``priority`` is None where it is not known.
-
-    ``request_nanos`` is the part of a byte above ``request``, for requests such as `1500m` of memory (1 byte and a
-    half), which exist in the wild. ``grace_period_s`` is the pod's terminationGracePeriodSeconds. ``qos`` is its QoS
-    class, which kubelet-1.8 ranks by; "" where it was not looked at.
+    """A pod that could be evicted. Sizes are bytes; ``usage``: the working set, None without stats; ``priority``: None
+    is unknown; ``request_nanos``: the part of a byte above ``request``, for requests such as `1500m`. ``qos``:
+    kubelet-1.8 ranks by it; "" where it was not looked at.
     """
 
     uid: str
@@ -46,9 +42,8 @@ class Candidate:
 
 
 def memory_key(c: Candidate) -> Key:
-    """Sort key: the smallest is evicted first. The first four parts are the kubelet's, the rest breaks ties.
-
-    Critical pods are ranked too; a pass refuses them when their turn comes.
+    """Sort key: the smallest is evicted first. Four parts are the kubelet's, the rest breaks ties. Critical pods have
+    one.
     """
     return usage_key(c, c.usage, c.request)
 
@@ -58,9 +53,7 @@ def rank_priority(priority: int | None) -> int:
 
 
 def usage_key(c: Candidate, usage: int | None, allowed: int) -> Key:
-    """`memory_key` at another usage. ``allowed`` is what usage is held against first, in whole units: the request
-    itself, except for inodes.
-    """
+    """`memory_key` at another usage. ``allowed``: whole units it may use; the request, except for inodes."""
     priority = UNKNOWN_PRIORITY if c.priority is None else c.priority
     if usage is None:
         return (0, priority, 0, 0, c.namespace, c.name, c.uid)
@@ -81,9 +74,7 @@ def candidate(pod: Pod, request: Quantity, usage: int | None) -> Candidate:
 
 
 class EvictionOrder:
-    """Candidates by uid, always sorted by ``key``, that of an era (`monitor.policy.releases`), while they move: one
-    insertion into a sorted list (a few microseconds). So at a crossing nothing is sorted.
-    """
+    """Candidates always sorted by ``key``: one insertion, some microseconds, and no sort at a crossing."""
 
     def __init__(self, key: Callable[[Candidate], Key] = memory_key) -> None:
         self._key = key

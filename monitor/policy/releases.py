@@ -1,8 +1,4 @@
-"""The kubelet's policy through the years: what changed is here, what did not is the policy itself.
-
-`kubelet-1.37` is today's and the default. `kubelet-1.17` and `kubelet-1.8` are those of the releases that many guides,
-and quite some running clusters, still describe.
-"""
+"""The kubelet's policy through the years: what changed is here, what did not is the policy itself."""
 
 from __future__ import annotations
 
@@ -30,13 +26,12 @@ if TYPE_CHECKING:
 class Era:
     """What a release decides in its own way.
 
-    `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s` is the grace passed on for a
-    hard eviction; `containerfs`: the release knows a container file system; `counts_processes`: pods are ranked for
-    process ids by their number; `huge_pages_apart`: the capacity that memory.available is of is without the machine's
-    huge pages; `sidecar_storage`: a sidecar's own limit of local storage is enforced (Kubernetes issue 138371).
-    `request` and `qos_class` are what `memory_key` is fed: it ranks a candidate for memory by its numbers and its class
-    alone, so that no Pod is needed where every microsecond counts; its order is that of
-    `monitor.policy.victims.rank_one`, or of `ranker`: (pod, stats, signal, layout) -> its place.
+    `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s`: passed on for a hard
+    eviction; `counts_processes`: pods are ranked for process ids by their number; `huge_pages_apart`: huge pages are no
+    capacity of memory.available; `sidecar_storage`: a sidecar's own limit of local storage is enforced (Kubernetes
+    issue 138371). `memory_key` ranks a candidate by its numbers and class alone, fed by `request` and `qos_class`: no
+    Pod is needed where every microsecond counts. Its order is that of `victims.rank_one`, or of `ranker`: (pod, stats,
+    signal, layout).
     """
 
     name: str

@@ -47,9 +47,7 @@ def containers_request(pod: Pod, resource: str) -> Quantity:
 
 
 def with_gate_off(pod: Pod) -> Pod:
-    """The pod to a kubelet whose feature gate PodLevelResources is off: where pods are ranked, a pod-level request
-    still replaces the containers' for the resource that it names; else pod-level resources do not count.
-    """
+    """The pod with the gate PodLevelResources off: ranking still takes a pod-level request for its resource."""
     return pod if pod.resources is None else replace(pod, resources=None, ungated=pod.resources.requests)
 
 
@@ -64,8 +62,8 @@ def pod_limit(pod: Pod, resource: str) -> Quantity | None:
 
 
 def together(pod: Pod, resource: str, of: Callable[[Container], Quantities]) -> Quantity | None:
-    """The most that a moment of the pod's life takes: the containers together, or a step of initialisation. Sidecars
-    run beside everything after them; ordinary init containers run one at a time. One amount alone keeps its spelling.
+    """The most that a moment of the pod's life takes: containers beside sidecars, or a step of initialisation with the
+    sidecars before it. One amount alone keeps its spelling.
     """
     running: Quantity | None = None
     sidecars: Quantity | None = None

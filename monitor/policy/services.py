@@ -1,9 +1,8 @@
 """A service, session or container as a Pod: what its operator wrote about it, and what that makes of it.
 
-Operators of a machine without Kubernetes write MemoryMin=, MemoryLow=, MemoryMax=, OOMScoreAdjust= and
-ManagedOOMPreference=, labels of a container, or the table `services:`; nothing else says anything about a unit. So
-that a unit has no priority is known, and means 0; what could not be read (labels, processes) is unknown, and such a
-unit is never evicted. Pure.
+Operators write MemoryMin=, MemoryLow=, MemoryMax=, OOMScoreAdjust=, ManagedOOMPreference=, labels of a container, or
+the table `services:`. That a unit has no priority is known, and means 0; one whose labels or processes could not be
+read is never evicted. Pure.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class Facts:
 
 
 def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
-    """The pod, with the reason for each thing in `Pod.written`. ``rules``: pattern -> its priority, request (bytes),
-    grace (seconds) and never; the first pattern that has the pod's namespace/name counts.
+    """The pod, with the reasons in `Pod.written`. ``rules``: pattern -> priority, request (bytes), grace (seconds),
+    never; the first that has namespace/name counts.
     """
     pattern, rule = _rule(facts, rules)
     given = partial(_given, facts, pattern, rule)

@@ -1,10 +1,7 @@
-"""The eviction signals: the resource each speaks of, the condition it raises, and the memory figures behind some.
+"""The eviction signals: the resource each speaks of, the condition it raises, the memory behind some (docs/signals.md).
 
-Nine are the kubelet's. Two are outrace's own: the same memory by another formula, of the node and of kubepods.
-docs/signals.md says when to use which.
-
-All sizes are bytes. Memory figures are 64 bits wide and signed, as a quantity is in the kubelet: a working set above
-the limit makes `available` negative, which meets every threshold.
+Nine are the kubelet's, two outrace's own. Sizes are bytes, 64 bits wide and signed as in the kubelet: a working set
+above the limit makes `available` negative, which meets every threshold.
 """
 
 from __future__ import annotations
@@ -71,10 +68,8 @@ IN_BYTES = frozenset({"memory", "ephemeral-storage"})
 
 
 class Observation(NamedTuple):
-    """What one signal reads: `available` of `capacity` (bytes, inodes or pids), read at `stamp_ns` (0 = time unknown).
-
-    A pass acts only on an observation with a newer stamp than the one before (or stamp 0): stamp it with the time of
-    reading.
+    """What one signal reads: `available` of `capacity` (bytes, inodes, pids). A pass acts only on a newer `stamp_ns`
+    than the one before (or 0, unknown): the time of reading.
     """
 
     available: int
@@ -88,10 +83,7 @@ def working_set(usage: int, inactive_file: int) -> int:
 
 
 def used(signal: str, usage: int, inactive_file: int, active_file: int) -> int:
-    """Bytes of the capacity that a memory signal takes for used; the rest is available.
-
-    Shmem, mlocked and anonymous pages are on neither list of page cache.
-    """
+    """Bytes that a memory signal takes for used. Shmem, mlocked and anonymous pages are on no list of page cache."""
     if signal in (MEMORY, ALLOCATABLE_MEMORY):
         return working_set(usage, inactive_file)
     return max(0, usage - inactive_file - active_file)

@@ -1,7 +1,6 @@
-"""Sizing a node: Allocatable = Capacity - Reserved - Eviction threshold, term by term, each with its rule in words.
+"""Sizing a node: Allocatable = Capacity - Reserved - Eviction threshold, each term with its rule in words.
 
-Amounts are whole bytes or millicores. A term that its rule makes a fraction of one is rounded by itself, and sums are
-of rounded terms: what is printed adds up.
+Amounts are whole bytes or millicores: a term is rounded by itself, so what is printed adds up.
 """
 
 from __future__ import annotations
@@ -66,9 +65,7 @@ class Sizing:
 
     @property
     def pods_limit(self) -> int:
-        """What the kubelet gives the kubepods cgroup. The threshold is not taken off: pods may use that memory, they
-        are evicted for it.
-        """
+        """Of the kubepods cgroup. The threshold is not taken off: pods may use that memory, they are evicted for it."""
         return self.capacity - self.of(SYSTEM, KUBE) if self.enforced else self.capacity
 
 
@@ -89,9 +86,8 @@ def kubelet_terms(
     entries: Mapping[str, Mapping[str, Given]],
     hard: Sequence[Effective] = (),
 ) -> list[Term]:
-    """What a kubelet keeps back: both reservations, and the hard threshold of memory or of the node's disk.
-
-    ``reserved`` and ``entries``: amounts, and where they were written, by field of a KubeletConfiguration.
+    """What a kubelet keeps back of a resource; ``reserved`` and ``entries``: amounts and where they were written, by
+    field.
     """
     terms = []
     for field in (SYSTEM, KUBE):
@@ -114,8 +110,8 @@ def kubelet_terms(
 
 
 def huge_pages(amount: int, origin: str) -> Term:
-    """Memory in huge pages (hugetlb), which is in MemTotal: only pods that request huge pages use it. The kubelet takes
-    it off what the node publishes and, since 1.37, off `memory.available`; never off the limit of kubepods.
+    """Memory in huge pages, which is in MemTotal: the kubelet takes it off what the node publishes and, since 1.37, off
+    `memory.available`; never off the limit of kubepods.
     """
     return Term(HUGE, "huge pages", amount, f"set aside for pods that ask for them ({origin})")
 
@@ -151,9 +147,7 @@ def kubelet_configuration(
 
 
 class Reservation(NamedTuple):
-    """Amounts by resource. `pods_limit`: of the kubepods cgroup. `reserved`: taken off Allocatable, without zeros.
-    `exceeded`: the resources of which more is reserved than there is; a kubelet does not start then.
-    """
+    """By resource: `pods_limit` of kubepods; `reserved` off Allocatable, without zeros; `exceeded`: too much."""
 
     pods_limit: Mapping[str, Quantity]
     reserved: Mapping[str, Quantity]
@@ -163,10 +157,7 @@ class Reservation(NamedTuple):
 def reserve(
     capacity: Quantities, system: Quantities, kube: Quantities, hard_thresholds: Iterable[Threshold]
 ) -> Reservation:
-    """Capacity less what is reserved for the system, for Kubernetes itself and by hard thresholds.
-
-    The thresholds are not taken off the limit of the cgroup: pods may use that memory, they are evicted for it.
-    """
+    """Capacity less what is reserved for the system, for Kubernetes and by hard thresholds (not off the limit)."""
     evicted_for: dict[str, Quantity] = {}
     for threshold in hard_thresholds:
         resource = _RESERVING.get(threshold.signal)

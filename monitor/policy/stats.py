@@ -1,8 +1,7 @@
 """The kubelet's Summary API, as parsed from JSON: what the eviction policy reads in it.
 
-Sizes are bytes; every unsigned number is cast to 64 bits with a sign, as the kubelet does when it makes a quantity of
-it (a wrapped "available" becomes negative, which meets every threshold). Numbers are looked at when they are asked for,
-so a pass over hundreds of pods pays only for those it needs.
+Sizes are bytes; every unsigned number is cast to 64 bits with a sign, as in a quantity of the kubelet (a wrapped
+"available" is negative, and meets every threshold). A number is looked at when it is asked for.
 """
 
 from __future__ import annotations

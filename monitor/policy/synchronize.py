@@ -1,16 +1,13 @@
 """One pass of the eviction manager: observations in, at most one victim and the node's conditions out.
 
-A pure function. It runs between a kernel event and a kill, so everything that depends on the configuration alone is
-worked out once in `EvictionConfig`, and what did not change is handed on, not copied.
+Pure. It runs between a kernel event and a kill: what depends on the configuration alone is worked out in
+`EvictionConfig`.
 
-Where the kubelet picks at random among thresholds that may act (it iterates a Go map, then sorts by a comparison that
-is no order), this picks: memory before everything else (the kubelet does that much), then hard before soft, because a
-hard threshold cannot wait for a soft one's grace, then `allocatableMemory.available` before `memory.available`, then
-the order of `KUBELET_SIGNALS`. Each is a choice the kubelet can make. Allocatable first is the one recorded runs of it
-show most: its sort reverses the memory signals, and the allocatable copies stand last. Both give the same victim and,
-if both are hard, the same grace; only the numbers in the message differ. With `compat` "kubelet-1.36" the pick is the
-kubelet's likeliest instead: of the thresholds in the order of the configuration, those held by min reclaim after those
-met, the last that is for memory, else the first.
+Among thresholds that may act the kubelet picks at random (a Go map, sorted by what is no order). This picks memory
+first, as the kubelet does, then hard before soft, `allocatableMemory.available` before `memory.available` (what
+recorded runs show most), then the order of `KUBELET_SIGNALS`: each a choice that the kubelet can make, with the same
+victim. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration, those held by min
+reclaim last, the last that is for memory, else the first.
 """
 
 from __future__ import annotations
@@ -50,11 +47,9 @@ class _Rule(NamedTuple):
 
 @dataclass(frozen=True)
 class EvictionConfig:
-    """What `synchronize` goes by.
-
-    `transition_period_ns`: how long a condition outlives its threshold; at 0 none is ever in force. `max_pod_grace_s`:
-    the most a pod evicted for a soft threshold gets; negative leaves it to the pod, as the kubelet's own documentation
-    says. `compat` "kubelet-1.36": a negative one is passed through, as its code does (see docs/differences.md).
+    """What `synchronize` goes by. `transition_period_ns`: how long a condition outlives its threshold (0: none is in
+    force). `max_pod_grace_s`: the most for a soft threshold; negative leaves it to the pod, as the kubelet documents,
+    or is passed through, as its code does, with `compat` "kubelet-1.36" (docs/differences.md).
     """
 
     thresholds: tuple[Threshold, ...]
@@ -97,12 +92,11 @@ class EvictionConfig:
 
 
 class State(NamedTuple):
-    """What one pass leaves for the next. Belongs to one EvictionConfig: for another one, begin with
-    `State()`, as a kubelet does after a restart (grace periods and conditions begin anew), or with what
-    `monitor.policy.eviction_pass.reconfigured` makes of it.
+    """What one pass leaves for the next of the same EvictionConfig (for another: `State()`, or
+    `eviction_pass.reconfigured`).
 
-    Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple, not a dataclass:
-    one is made in every pass, and a frozen dataclass takes several times as long to make.
+    Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple: one is made in
+    every pass, and a frozen dataclass takes several times as long to make.
     """
 
     first: tuple[int | None, ...] = ()  # per rule: since when it is met without a break
@@ -113,12 +107,10 @@ class State(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a pass decided.
-
-    `starved` is the threshold acted on (None: nothing to do), `victim` the pod to evict for it with `grace_s` seconds
-    (None: no pod, or only critical ones), `refused` the critical pods passed over on the way. `met` are the thresholds
-    past their grace, `observed` all that are met now or held by min reclaim. `next_deadline_ns`: when a pass is due
-    although nothing moved (a soft grace or a transition period ends); it needs observations stamped anew to act.
+    """What a pass decided: for the threshold `starved` (None: nothing to do) the pod `victim` with `grace_s` seconds
+    (None: only critical ones, `refused`, or none). `met`: thresholds past their grace; `observed`: all that are met now
+    or held by min reclaim. `next_deadline_ns`: when a pass is due although nothing moved; it needs observations stamped
+    anew to act.
     """
 
     starved: Threshold | None
@@ -137,10 +129,8 @@ _NOTHING = Outcome(None, None, (), 0, frozenset(), (), (), None)
 def synchronize(
     config: EvictionConfig, state: State, observations: Mapping[str, Observation], now_ns: int, rank: Rank
 ) -> tuple[State, Outcome]:
-    """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first, at least as far as the first that is
-    not critical; called only if one is to be picked.
-
-    Signals without an observation are not met. Raises ValueError for the state of another configuration.
+    """One pass. ``rank(signal)`` gives the pods, first victim first, up to the first that is not critical, if one is to
+    be picked. A signal without an observation is not met. Raises ValueError for the state of another configuration.
     """
     rules = config.rules
     if not rules:
@@ -204,10 +194,7 @@ def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping
 def _since(
     config: EvictionConfig, first: tuple[int | None, ...], merged: list[int], now_ns: int
 ) -> tuple[tuple[int | None, ...], tuple[int, ...], int | None]:
-    """Since when each rule is met; which of them are past their grace; when the next one will be.
-
-    A rule that is not met in one pass forgets its time: the grace begins from zero.
-    """
+    """Since when each rule is met without a break; which are past their grace; when the next one will be."""
     if not merged:
         return config.blank.first, (), None
     since: list[int | None] = [None] * len(first)
@@ -229,9 +216,8 @@ def _since(
 def _conditions(
     config: EvictionConfig, state: State, merged: list[int], now_ns: int, deadline: int | None
 ) -> tuple[tuple[int | None, ...], frozenset[str], int | None]:
-    """When each condition was last observed, which are in force, and the earlier of ``deadline`` and the end of one.
-
-    A soft threshold raises its condition at once, before its grace is over.
+    """When each was last observed, which are in force, and the earlier of ``deadline`` and the end of one. A soft
+    threshold raises its condition before its grace is over.
     """
     last = state.last
     if merged:
@@ -253,9 +239,8 @@ def _conditions(
 def _fresh(
     config: EvictionConfig, met: tuple[int, ...], before: tuple[int | None, ...], stamps: tuple[int | None, ...]
 ) -> Threshold | None:
-    """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp).
-
-    The rules stand in the order of preference, but for the kubelet's likeliest: then the last one for memory is it.
+    """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp): the
+    first, as the rules stand; to the kubelet likeliest the last for memory.
     """
     found: Threshold | None = None
     for i in met:

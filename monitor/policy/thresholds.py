@@ -1,7 +1,6 @@
 """Eviction thresholds: from the flags and maps a user writes to values a pass can compare.
 
-Texts of errors are the kubelet's. Where the kubelet's order is that of a Go map (random), ours is the order written for
-errors and the order of `KUBELET_SIGNALS` for results, hard before soft.
+Texts of errors are the kubelet's. Its order is random (a Go map): ours is as written, results by `KUBELET_SIGNALS`.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ class ThresholdValue:
     percentage: float = 0.0
 
     def amount(self, capacity: int) -> int:
-        """The value in whole units of the signal. A fraction truncates; a quantity below one unit rounds up.
-
-        Comparing with whole units stays exact: q > n for a fractional q if and only if ceil(q) > n.
+        """In whole units of the signal: a fraction truncates, a quantity rounds up (exact: q > n if and only if ceil(q)
+        > n).
         """
         if self.quantity is not None:
             return self.quantity.value
@@ -118,10 +116,10 @@ def parse_thresholds(
     in_order: bool = False,
     own: bool = False,
 ) -> tuple[Threshold, ...]:
-    """All thresholds of a configuration, the allocatable copy included; raises PolicyError.
+    """All thresholds of a configuration (None: an empty map), the allocatable copies included. Raises PolicyError.
 
-    Defaults are not applied here: None is an empty map. ``in_order``: of the maps, hard, soft, then the allocatable
-    copies; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as well.
+    ``in_order``: hard, soft, copies, as written; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as
+    well.
     """
     known = ALL_SIGNALS if own else KUBELET_SIGNALS
     found = _parsed(hard, known, _threshold)
@@ -149,8 +147,8 @@ def place(threshold: Threshold) -> tuple[int, int]:
 
 
 def kubelets(thresholds: Sequence[Threshold]) -> tuple[Threshold, ...]:
-    """What a kubelet on this node would go by: its own signals, and where a domain is watched by others alone, their
-    lines taken for lines of the kubelet's signal (of several hard or soft ones the first: a kubelet has one).
+    """What a kubelet would go by: its own signals; where a domain is watched by outrace's alone, these lines as the
+    kubelet's signal (of several hard or soft ones the first).
     """
     mine = tuple(t for t in thresholds if t.signal not in OWN_SIGNALS)
     there = {t.signal for t in mine}

@@ -29,9 +29,7 @@ _amounts = partial(parse_flag_map, operator="=")
 
 
 class Translation(NamedTuple):
-    """A KubeletConfiguration, and one line for everything that could not simply be carried over. ``origins``: where
-    each flag was written last, as far as that is known.
-    """
+    """A KubeletConfiguration, a line for all that was not carried over, and the last place of each flag (if known)."""
 
     configuration: dict[str, Any]
     notes: list[str]
@@ -159,10 +157,9 @@ _REMEDIES: dict[Callable[[str], Any], str] = {
 
 
 def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translation:
-    """The configuration these flags of a kubelet make, written ``--flag=value`` or ``--flag value``.
+    """The configuration these flags of a kubelet make, ``--flag=value`` or ``--flag value``; ``where``: their places.
 
-    As in the kubelet, a map or list given twice is added to, anything else replaced. Flags that are none of eviction,
-    clean-up or reservation are noted. ``where``: the place of each argument. Raises PolicyError naming place and flag.
+    A map or list given twice is added to, as in the kubelet. Flags of other things are noted. Raises PolicyError.
     """
     if len(arguments) > _MOST:
         raise PolicyError(f"{len(arguments)} flags and values, where {_MOST} are the most; give a kubelet's own")

@@ -1,8 +1,7 @@
 """The eviction order, for every signal and every layout of disks.
 
-Memory and disk: 1. pods without stats, then pods using more than they requested, then the rest; 2. lower priority;
-3. more usage above (or less below) the request. Process ids: lower priority, then pods without stats, then more
-processes. Where the kubelet's order is left to chance, ours is namespace, name, uid.
+Memory and disk: as in `ranking`. Process ids: lower priority, then pods without stats, then more processes. Ties:
+namespace, name, uid.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from monitor.policy.stats import PodStats
 
 
 class Ranked(NamedTuple):
-    """A pod in its place. The first `DECIDING` parts of `key` are the kubelet's comparisons, the rest breaks ties.
-
-    `fixed` is its candidate without the usage: all of a candidate that stays from pass to pass.
+    """A pod in its place: `DECIDING` parts of `key` are the kubelet's, the rest breaks ties; `fixed` is its candidate
+    without the usage.
     """
 
     key: Key
@@ -76,9 +74,7 @@ def fixed_candidate(pod: Pod, request: Callable[[Pod, str], Quantity] | None, re
 
 
 def usage(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> int | None:
-    """What ``pod`` uses of memory, of process ids or of the file system behind ``signal``: bytes, processes or inodes;
-    None without stats.
-    """
+    """What ``pod`` uses of what is behind ``signal``: bytes, processes or inodes; None without stats."""
     if stats is None:
         return None
     if signal in MEMORY_SIGNALS:

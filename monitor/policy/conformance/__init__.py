@@ -1,7 +1,6 @@
-"""Recorded answers of a kubelet, asked of this policy: inputs and answers as JSON in, passed or not out.
+"""Recorded answers of a kubelet, asked of this policy: `{"id", "op", "input", "expected" | "expectedOneOf"}`.
 
-A case is `{"id", "op", "input", "expected" | "expectedOneOf"}`. The policy runs with compat "kubelet-1.36", so that it
-repeats the kubelet's defects too (docs/differences.md).
+The policy runs with compat "kubelet-1.36": it repeats the kubelet's defects too (docs/differences.md).
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ def _first_difference(got: Any, recorded: Any, path: str = "") -> str:
 
 
 def check_case(case: Any) -> str:
-    """Where the policy's answer differs from the recorded one (the first of several right ones), "" if it does not.
-    Raises CaseError for what is not a case.
-
-    An input the op cannot read is a failure: which inputs it can read is part of what is tried.
+    """Where the policy's answer differs from the (first) recorded one, "" if it does not; what the op cannot read
+    differs. Raises CaseError for what is not a case.
     """
     op, answers = _of_case(case)
     wanted = []

@@ -1,7 +1,4 @@
-"""The ops of a case but for `synchronize`: about values, about pods, and about single steps of a pass.
-
-At the end: reading the parts of a case, and writing our values in the shape the recorded answers have.
-"""
+"""The ops of a case but for `synchronize`; at the end, reading the parts of a case, and writing ours as recorded."""
 
 from __future__ import annotations
 
@@ -102,10 +99,8 @@ def parse_threshold_config(given: Case, answer: Any) -> Pair:
 
 
 def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
-    """The thresholds in any order, and the complaint.
-
-    Of several complaints the kubelet keeps the last it comes to: one about a soft threshold if there is one, about a
-    hard one else, and which of two is left to chance.
+    """The thresholds in any order, and the complaint: of several the kubelet keeps the last, of soft thresholds if
+    there are any.
     """
     thresholds = parse_thresholds(*config_maps(given), in_order=True)
     overlaid = overlay_containerfs(thresholds, layout(given))
@@ -249,9 +244,7 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
 
 
 def memcg_threshold(given: Case, answer: Any) -> Pair:
-    """Where a kernel notification is armed: at the usage that leaves the threshold's value of the capacity, less
-    today's inactive cache. Min reclaim plays no part, and it drifts as the cache does.
-    """
+    """Where a kernel notification is armed: the usage that leaves the threshold's value, less inactive cache."""
     limit = threshold(given["thresholds"][0])
     memory = Summary(given["summary"]).memory(limit.signal)
     kind = "hard" if limit.hard else "soft"
