@@ -97,9 +97,9 @@ class ServiceSource(PodSource):
     def _concerns(self, event: Event) -> bool:
         if event.mask & IN_MODIFY:
             return event.name in _FILES
-        return not (event.mask & IN_CREATE and event.directory in self._splitting) or bool(
-            units.podman_container(event.name, units.PAYLOAD) or units.unsplit((event.name,))
-        )
+        if not (event.mask & IN_CREATE and event.directory in self._splitting):
+            return True
+        return units.PAYLOAD.fullmatch(event.name) is not None or units.unsplit((event.name,)) is not None
 
     def _scan(self, events: Iterable[Event]) -> Scan:
         scan = Scan()
@@ -192,7 +192,7 @@ class ServiceSource(PodSource):
         if place.kind != units.PODMAN_POD and path not in self._splitting:
             return {}
         pattern = units.IN_POD if place.kind == units.PODMAN_POD else units.PAYLOAD
-        return {ident: below for below in children(path) if (ident := units.podman_container(below.name, pattern))}
+        return {found[1]: below for below in children(path) if (found := pattern.fullmatch(below.name))}
 
     def _look(self, path: Path, place: Place, inside: Mapping[str, Path], key: int) -> _Look:
         """Its processes; again after a minute, and at once while it is being started."""

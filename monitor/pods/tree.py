@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
@@ -16,7 +14,8 @@ from monitor.kernel.procfs import Process
 from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, kubepods_of, not_believed, pods_in, search_dirs
 from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
 from monitor.pods.model import FoundPod, PodSource, Scan, Within
-from monitor.policy.pods import Pod, pod_from_object
+from monitor.policy.pods import Container, Pod, Resources
+from monitor.policy.quantity import Quantity
 
 #: How the API server makes a pod's uid. A static pod's is the hash of its configuration: 32 hex digits, no dashes.
 _API_UID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -68,13 +67,14 @@ class TreeSource(PodSource):
         return scan
 
     def _describe(self, pod_dir: PodDir, live: dict[int, int], scan: Scan) -> FoundPod:
-        specs: list[dict[str, Any]] = []
+        made: list[Container] = []
+        total, guaranteed = 0, pod_dir.qos == "Guaranteed"
         ids = [cgroupfs.cgroup_id(pod_dir.path)]
         containers = containers_in(pod_dir.path)
         for name, path in containers.items():
             key = cgroupfs.cgroup_id(path)
             request = None
-            if pod_dir.qos == "Guaranteed":
+            if guaranteed:
                 request = cgroupfs.limit(path)
             elif pod_dir.qos == "Burstable":
                 request = self._requests.get(key) or burstable_request(path, self._mem_total)
@@ -84,27 +84,28 @@ class TreeSource(PodSource):
                 else:
                     live[key] = request
             ids.append(key)
-            specs.append({"name": name, "resources": _resources(pod_dir.qos, request)})
-        limit = cgroupfs.limit(pod_dir.path) if pod_dir.qos == "Guaranteed" else None
+            total += request or 0
+            amounts = _memory(request)
+            made.append(Container(name, amounts, amounts if guaranteed else {}))
+        # The pod's own limit counts what its containers do not show: overhead, init containers, ones not started yet.
+        limit = cgroupfs.limit(pod_dir.path) if guaranteed else None
+        whole = None if limit in (None, total) else Resources(_memory(limit), _memory(limit))
         static = "" if _API_UID.fullmatch(pod_dir.uid) else "its uid is no UUID of the API server: a static pod"
-        pod = replace(_pod(pod_dir, specs, limit), taken_critical=static)
+        pod = Pod(
+            uid=pod_dir.uid,
+            namespace="",
+            name=pod_dir.uid,
+            containers=tuple(made),
+            resources=whole,
+            qos_class_status=pod_dir.qos,
+            spec_known=False,
+            taken_critical=static,
+        )
         return FoundPod(pod, pod_dir.path, containers, tuple(ids))
 
 
-def _resources(qos: str, memory: int | None) -> dict[str, Any]:
-    kinds = () if memory is None else ("requests", "limits") if qos == "Guaranteed" else ("requests",)
-    return {kind: {"memory": str(memory)} for kind in kinds}
-
-
-def _pod(pod_dir: PodDir, containers: list[dict[str, Any]], limit: int | None) -> Pod:
-    spec: dict[str, Any] = {"containers": containers}
-    requests = [c["resources"]["requests"]["memory"] for c in containers if c["resources"]]
-    if limit is not None and limit != sum(map(int, requests)):
-        # The pod's own limit counts what its containers do not show: overhead, init containers, ones not started yet.
-        spec["resources"] = _resources("Guaranteed", limit)
-    metadata, status = {"uid": pod_dir.uid, "name": pod_dir.uid}, {"qosClass": pod_dir.qos}
-    pod = pod_from_object({"metadata": metadata, "spec": spec, "status": status})
-    return replace(pod, namespace="", spec_known=False)
+def _memory(amount: int | None) -> dict[str, Quantity]:
+    return {} if amount is None else {"memory": Quantity.of_bytes(amount)}
 
 
 # ---- what the processes of a container show

@@ -23,19 +23,19 @@ DOCKER, PODMAN = "docker", "podman"
 _ID = "[0-9a-f]{64}"
 _USER_SLICE = re.compile(r"user-(\d{1,10})\.slice")
 _MANAGER = re.compile(r"user@(\d{1,10})\.service")
-#: Of root's containers: driver systemd / driver cgroupfs below the runtime's own directory.
-_SCOPES = ((DOCKER, re.compile(rf"docker-({_ID})\.scope")), (PODMAN, re.compile(rf"libpod-({_ID})\.scope")))
-_DIRECTORIES = {"docker": (DOCKER, re.compile(rf"({_ID})")), "libpod_parent": (PODMAN, re.compile(rf"libpod-({_ID})"))}
+#: The prefixes of runtimes that know labels.
+_LABELLED = {"docker": DOCKER, "libpod": PODMAN}
+#: Of root's containers and pods, where the cgroup driver is systemd (else: `_LAYOUTS`).
+_SCOPE = re.compile(rf"(docker|libpod)-({_ID})\.scope")
 _POD_SLICE = re.compile(rf"(?:[^/]+-)?libpod_pod_({_ID})\.slice")
-_POD_DIRECTORY = re.compile(rf"({_ID})")
 #: Of a container in a pod of podman's, by either driver.
 IN_POD = re.compile(rf"libpod-({_ID})(?:\.scope)?")
 #: A container in the cgroup of the unit that started it (``--cgroups=split``, as Quadlet does); conmon is beside it.
 PAYLOAD = re.compile(rf"libpod-payload-({_ID})")
 #: conmon and its like, which watch a container and have a cgroup beside it.
 _MONITOR = re.compile(rf"(?:libpod|crio)-conmon-{_ID}(?:\.scope)?|conmon|lxc\.(?:monitor\..+|pivot)")
-#: Where other managers have a container, or what watches one: namespace, kind, a pattern for each directory below the
-#: node. What the groups have is the name; 64 digits are an id of docker's.
+#: Where managers have a container, or what watches one, in directories of their own: namespace, kind, a pattern for
+#: each directory below the node. What the groups have is the name; 64 digits are an id of docker's or podman's.
 _LAYOUTS = tuple(
     (namespace, kind, tuple(map(re.compile, path.split("/"))))
     for namespace, kind, path in (
@@ -43,6 +43,9 @@ _LAYOUTS = tuple(
         ("lxc", MONITOR, r"lxc\.monitor/(.+)"),
         ("containerd", CONTAINER, r"(?:default|k8s\.io|buildkit)/(.+)"),  # namespaces of ctr, nerdctl, crictl, BuildKit
         ("buildkit", CONTAINER, r"docker/buildkit/(.+)"),  # dockerd's own
+        (DOCKER, CONTAINER, rf"docker/({_ID})"),
+        (PODMAN, CONTAINER, rf"libpod_parent/libpod-({_ID})"),
+        (PODMAN, PODMAN_POD, rf"libpod_parent/({_ID})"),
         (DOCKER, CONTAINER, rf"ecs/[\w-]+/({_ID})"),
         (DOCKER, CONTAINER, rf"ecs/[\w-]+/[\w-]+/({_ID})"),
         (DOCKER, CONTAINER, rf"actions_job/({_ID})"),  # runners of GitHub
@@ -73,8 +76,6 @@ _LAYOUTS = tuple(
 )
 #: A container that runc was to hand to systemd (SLICE:PREFIX:ID) and made a directory of, in the cgroup of its starter.
 _UNSPLIT = re.compile(r"[^:]*\.slice:([^:]+):([^:]+)")
-#: The prefixes of runtimes that know labels.
-_LABELLED = {"docker": DOCKER, "libpod": PODMAN}
 #: Units that run nothing of their own, although systemd has cgroups for some of them.
 _IDLE = (".mount", ".automount", ".socket", ".swap", ".device", ".target", ".timer", ".path")
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
@@ -102,7 +103,6 @@ def classify(parts: Sequence[str]) -> Place | str:
     """
     user: int | None = None
     slices: list[str] = []
-    runtime = ""
     if (found := _of_layout(tuple(parts))) is not None:
         return found
     for depth, part in enumerate(parts):
@@ -114,16 +114,12 @@ def classify(parts: Sequence[str]) -> Place | str:
         if manager and user is None and slices[:1] == ["user.slice"]:
             user, slices = int(manager[1]), [*slices, "user manager"]
             continue
-        if not slices and part in _DIRECTORIES:
-            runtime = part
-            slices = [part]
-            continue
         pod = user is None and _POD_SLICE.fullmatch(name)
         if name.endswith(".slice") and not pod and not (user is not None and depth >= MAX_DEPTH - 1):
             slices.append(name)
             continue
         if last or not name.endswith((".service", ".scope")):
-            return _place(tuple(parts), unit_name(parts[-1]), slices, user, runtime)
+            return _place(tuple(parts), slices, user)
         return SKIP  # what a manager has in its unit beside its containers
     return DESCEND
 
@@ -138,8 +134,8 @@ def _of_layout(parts: tuple[str, ...]) -> Place | str | None:
         if len(parts) != len(levels):
             return DESCEND if len(parts) < len(levels) else SKIP
         name = ".".join(group for one in matches for group in one.groups())
-        if re.fullmatch(_ID, name) and namespace == DOCKER:
-            return Place(kind, namespace, name[:12], parts, name, DOCKER)
+        if re.fullmatch(_ID, name) and namespace in (DOCKER, PODMAN):
+            return Place(kind, namespace, name[:12], parts, name, namespace)
         return Place(kind, namespace, name if kind == CONTAINER else f"monitor-{name}", parts)
     return None
 
@@ -156,24 +152,22 @@ def unsplit(parts: tuple[str, ...]) -> Place | None:
     return Place(CONTAINER, runtime or prefix, name, parts, ident if runtime else "", runtime)
 
 
-def _place(parts: tuple[str, ...], name: str, slices: Sequence[str], user: int | None, runtime: str) -> Place | str:
-    namespace = _namespace(slices, user)
+def _place(parts: tuple[str, ...], slices: Sequence[str], user: int | None) -> Place | str:
+    name = unit_name(parts[-1])
     if user is None:
         if _MONITOR.fullmatch(name):
-            return Place(MONITOR, DOCKER if runtime == "docker" else PODMAN, name, parts)
-        patterns = (_DIRECTORIES[runtime],) if runtime else _SCOPES
-        for of, pattern in patterns:
-            if found := pattern.fullmatch(name):
-                return Place(CONTAINER, of, found[1][:12], parts, found[1], of)
-        pod = _POD_DIRECTORY.fullmatch(name) if runtime == "libpod_parent" else _POD_SLICE.fullmatch(name)
-        if pod:
+            return Place(MONITOR, PODMAN, name, parts)
+        if found := _SCOPE.fullmatch(name):
+            runtime = _LABELLED[found[1]]
+            return Place(CONTAINER, runtime, found[2][:12], parts, found[2], runtime)
+        if pod := _POD_SLICE.fullmatch(name):
             return Place(PODMAN_POD, PODMAN, pod[1][:12], parts, pod[1], PODMAN)
         if name.endswith(_IDLE):
             return SKIP
     if name == "init.scope" and not slices:
         return Place(UNIT, "system", name, parts)
     kind = UNIT if name.endswith((".service", ".scope")) else PLAIN
-    return Place(kind, namespace, name, parts, user=user)
+    return Place(kind, _namespace(slices, user), name, parts, user=user)
 
 
 def _namespace(slices: Sequence[str], user: int | None) -> str:
@@ -188,15 +182,10 @@ def _namespace(slices: Sequence[str], user: int | None) -> str:
     return slices[0].removesuffix(".slice") or "root"
 
 
-def podman_container(name: str, pattern: re.Pattern[str]) -> str:
-    """The id of a container of podman by its directory in a unit of its own, or of ``pattern``; "" if it is none."""
-    found = pattern.fullmatch(name)
-    return found[1] if found else ""
-
-
 def whole(parts: tuple[str, ...], user: int | None) -> Place | None:
     """A user's slice or a directory of `_LAYOUTS` as a pod, for the processes in itself; None where it is none."""
-    if user is None and (parts[-1].endswith(".slice") or parts[0] in _DIRECTORIES or _of_layout(parts) is None):
+    of_runtime = parts[0] in ("docker", "libpod_parent")
+    if user is None and (parts[-1].endswith(".slice") or of_runtime or _of_layout(parts) is None):
         return None
     return Place(PLAIN, "cgroup" if user is None else f"user-{user}", unit_name(parts[-1]), parts, user=user)
 
