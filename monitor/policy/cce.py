@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from monitor.policy.errors import PolicyError
 from monitor.policy.sizing import EVICTION, KUBE, LVM, SYSTEM, Term
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -48,7 +47,6 @@ PER_POD = {DOCKER: 20, CONTAINERD: 5}
 
 def memory_v1(memory: int, max_pods: int) -> tuple[Term, ...]:
     """Both tables of v1, for ``memory`` bytes and a node that may run ``max_pods``."""
-    _check(memory, max_pods)
     amount, rule = _share(memory, _SYSTEM_MEMORY)
     system = Term.rounded_up(SYSTEM, "system components", amount, rule)
     if memory <= _SMALL:
@@ -61,7 +59,6 @@ def memory_v1(memory: int, max_pods: int) -> tuple[Term, ...]:
 
 def memory_v2(memory: int, max_pods: int, runtime: str) -> tuple[Term, ...]:
     """What v2 keeps back for the operating system and for CCE's own parts, each a base and a part that grows."""
-    _check(memory, max_pods)
     each = PER_POD[runtime]
     return (
         Term(SYSTEM, "services of the system", 400 * MIB, "400 MiB, always"),
@@ -78,24 +75,13 @@ def memory_v2(memory: int, max_pods: int, runtime: str) -> tuple[Term, ...]:
 
 def cpu(millicores: int) -> tuple[Term, ...]:
     """The table for CPU, alike in v1 and v2."""
-    if millicores <= 0:
-        raise PolicyError(f"cpu: {millicores} millicores is no node; write a number of cores such as 4")
     amount, rule = _share(millicores, _CPU)
     return (Term.rounded_up(KUBE, "components of Kubernetes", amount, rule),)
 
 
 def data_disk(size: int) -> tuple[Term, ...]:
     """The metadata area that LVM makes on a data disk."""
-    if size <= 0:
-        raise PolicyError(f"data disk: {size} bytes is no disk; write its size, such as 100Gi")
     return (Term(LVM, "metadata of LVM", 4 * MIB, "4 MiB of every data disk, always"),)
-
-
-def _check(memory: int, max_pods: int) -> None:
-    if memory <= 0:
-        raise PolicyError(f"memory: {memory} bytes is no node; write its capacity, such as 16Gi")
-    if max_pods <= 0:
-        raise PolicyError(f"max-pods: {max_pods} is no number of pods; write how many the node may run, such as 110")
 
 
 def _share(amount: int, bands: Iterable[tuple[int | None, Fraction, str]]) -> tuple[Fraction, str]:

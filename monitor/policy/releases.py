@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DiskLayout, reclaim_actions
@@ -54,23 +55,13 @@ class Era:
         """The disks to this release: before 1.29 the containers were always where the images are."""
         return disks if self.containerfs else disks._replace(container_fs=False)
 
-    def parse_thresholds(
-        self,
-        hard: Mapping[str, str] | None,
-        soft: Mapping[str, str] | None = None,
-        soft_grace: Mapping[str, str] | None = None,
-        min_reclaim: Mapping[str, str] | None = None,
-        enforce_node_allocatable: Sequence[str] = (),
-        in_order: bool = False,
-        own: bool = False,
-    ) -> tuple[Threshold, ...]:
+    def parse_thresholds(self, hard: Mapping[str, str] | None, *more: Any, **how: Any) -> tuple[Threshold, ...]:
         """As `parse_thresholds`; ``hard`` None is this release's defaults. No release has outrace's own signals."""
         hard = self.default_hard if hard is None else hard
-        for entries in (hard, soft, soft_grace, min_reclaim):
-            for signal in entries or ():
-                if signal in KUBELET_SIGNALS and signal not in self.signals:
-                    raise PolicyError(f"unsupported eviction signal {signal}: {self.name} does not know it")
-        return parse_thresholds(hard, soft, soft_grace, min_reclaim, enforce_node_allocatable, in_order, own)
+        for signal in chain(hard, *(entries or () for entries in more[:3])):
+            if signal in KUBELET_SIGNALS and signal not in self.signals:
+                raise PolicyError(f"unsupported eviction signal {signal}: {self.name} does not know it")
+        return parse_thresholds(hard, *more, **how)
 
 
 CURRENT = Era(

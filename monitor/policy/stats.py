@@ -21,6 +21,7 @@ PODS_CONTAINER = "pods"
 
 _RFC3339 = re.compile(r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))")
 _EMPTY: Mapping[str, Any] = {}
+_PATH = "pod stats"
 
 
 class Memory(NamedTuple):
@@ -35,36 +36,35 @@ class Memory(NamedTuple):
 class PodStats:
     """The figures of one pod."""
 
-    __slots__ = ("_raw", "path")
+    __slots__ = ("_raw",)
 
-    def __init__(self, raw: Mapping[str, Any], path: str = "pod stats") -> None:
+    def __init__(self, raw: Mapping[str, Any]) -> None:
         self._raw = raw
-        self.path = path
 
     @property
     def uid(self) -> str:
         """The uid in `podRef`, or the one `pod_from_object` makes for a pod without."""
-        ref = _map(self._raw, "podRef", self.path)
+        ref = _map(self._raw, "podRef", _PATH)
         return str(ref.get("uid") or stable_uid(str(ref.get("namespace") or "default"), str(ref.get("name", ""))))
 
     def memory(self) -> int | None:
         """The working set; 0 if the memory figures lack it, None if there are no memory figures."""
         figures = self._raw.get("memory")
-        return None if figures is None else _count(_checked(figures, self.path), "workingSetBytes", self.path) or 0
+        return None if figures is None else _count(_checked(figures, _PATH), "workingSetBytes", _PATH) or 0
 
     def processes(self) -> int:
         """How many processes the pod has; 0 if not reported."""
-        return _count(_map(self._raw, "process_stats", self.path), "process_count", self.path) or 0
+        return _count(_map(self._raw, "process_stats", _PATH), "process_count", _PATH) or 0
 
     def ephemeral_storage(self) -> int:
         """Bytes of local storage the whole pod uses; 0 if not reported."""
-        return _count(_map(self._raw, "ephemeral-storage", self.path), "usedBytes", self.path) or 0
+        return _count(_map(self._raw, "ephemeral-storage", _PATH), "usedBytes", _PATH) or 0
 
     def reported(self, kinds: Sequence[str], key: str) -> list[tuple[str, int]]:
         """``key`` of these figures together, of each container that reports all of them."""
         found = []
-        for raw in _list(self._raw, "containers", self.path):
-            parts = [_count(_map(raw, kind, self.path), key, self.path) for kind in kinds]
+        for raw in _list(self._raw, "containers", _PATH):
+            parts = [_count(_map(raw, kind, _PATH), key, _PATH) for kind in kinds]
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
                 found.append((raw.get("name", ""), int64(sum(known))))
@@ -77,7 +77,7 @@ class PodStats:
     def files_each(self, kinds: Sequence[str], key: str) -> list[tuple[str, int]]:
         """`files` of each container that reports anything, beside its name."""
         found = []
-        for item in _list(self._raw, "containers", self.path):
+        for item in _list(self._raw, "containers", _PATH):
             total = 0
             for kind in kinds:
                 figures = item.get(kind)
@@ -86,29 +86,19 @@ class PodStats:
                 if type(value) is int and 0 <= value <= INT64_MAX:
                     total += value
                 else:
-                    total += _count(_map(item, kind, self.path), key, self.path) or 0
+                    total += _count(_map(item, kind, _PATH), key, _PATH) or 0
             found.append((item.get("name", ""), total))
         return found
 
     def volumes(self, names: Sequence[str], key: str) -> int:
         """`usedBytes` or `inodesUsed` of these volumes; the first figures of a name count."""
-        items = _list(self._raw, "volume", self.path)
-        total = 0
-        for name in names:
-            for item in items:
-                if item.get("name", "") == name:
-                    total += _count(item, key, self.path) or 0
-                    break
-        return total
+        first = {item.get("name", ""): item for item in reversed(_list(self._raw, "volume", _PATH))}
+        return sum([_count(first[name], key, _PATH) or 0 for name in names if name in first])
 
     def volumes_used(self) -> dict[str, int]:
         """Bytes by volume, where reported (a volume without would crash a real kubelet). The last of a name counts."""
-        found = {}
-        for item in _list(self._raw, "volume", self.path):
-            used = _count(item, "usedBytes", self.path)
-            if used is not None:
-                found[item.get("name", "")] = used
-        return found
+        items = _list(self._raw, "volume", _PATH)
+        return {item.get("name", ""): used for item in items if (used := _count(item, "usedBytes", _PATH)) is not None}
 
 
 class Summary:

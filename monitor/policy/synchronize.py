@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from monitor.policy.compat import KUBELET, SANE
-from monitor.policy.errors import PolicyError
+from monitor.policy.compat import SANE
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import ALL_SIGNALS, ALLOCATABLE_OF, CONDITION, MEMORY_SIGNALS, Observation
 from monitor.policy.thresholds import LESS_THAN, Threshold
@@ -63,8 +62,6 @@ class EvictionConfig:
     blank: State = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.compat not in (SANE, KUBELET):
-            raise PolicyError(f"compat: {self.compat!r} is not known: use {SANE} or {KUBELET}")
         live = [t for t in self.overlaid() if t.operator == LESS_THAN]
         live = sorted(live, key=_preference) if self.compat == SANE else _go_keys(live)
         signals = tuple(dict.fromkeys(t.signal for t in live))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from monitor.policy.ranking import Candidate, memory_key
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY, Observation
 from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
-from monitor.policy.thresholds import PolicyError, Threshold, parse_thresholds
+from monitor.policy.thresholds import Threshold, parse_thresholds
 
 S = 10**9
 CAPACITY = 1000
@@ -127,11 +127,6 @@ def test_a_negative_most_grace_leaves_it_to_the_pod(own: int | None, granted: in
     state, _ = run(config, State(), 0, {MEMORY: 50})
     _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
     assert outcome.grace_s == granted
-
-
-def test_an_unknown_compat_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"kubelet-1\.35"):
-        EvictionConfig((), S, compat="kubelet-1.35")
 
 
 def test_of_two_disks_and_process_ids_the_first_of_the_signals_goes_first() -> None:

@@ -121,7 +121,10 @@ def threshold_quantity(given: Case, answer: Any) -> Pair:
 
 def node_allocatable(given: Case, answer: Any) -> Pair:
     """The limit of kubepods and the reservation, in thousandths; whether more is reserved than there is."""
-    capacity, system, kube = (quantities(given.get(key)) for key in ("capacity", "systemReserved", "kubeReserved"))
+    capacity, system, kube = (
+        {name: Quantity.parse(str(text)) for name, text in (given.get(key) or {}).items()}
+        for key in ("capacity", "systemReserved", "kubeReserved")
+    )
     hard = parse_thresholds(given.get("evictionHard") or {})
     found = reserve(capacity, system, kube, hard)
     got = {
@@ -164,7 +167,7 @@ def rank(given: Case, answer: Any) -> Pair:
         pod = pod_of(given, entry["pod"])
         pods.append(pod)
         if entry["stats"] is not None:
-            stats[pod.uid] = PodStats(entry["stats"], f"stats of {pod.name}")
+            stats[pod.uid] = PodStats(entry["stats"])
     ranked = rank_pods(given["signal"], pods, stats, layout(given))
     got = {
         "tieGroups": [
@@ -328,14 +331,3 @@ def _number(fraction: float) -> str:
 def by_text(found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """In an order that depends on the content only."""
     return sorted(found, key=repr)
-
-
-def quantities(given: Case | None) -> dict[str, Quantity]:
-    """A resource list; raises PolicyError naming the resource."""
-    found = {}
-    for name, text in (given or {}).items():
-        try:
-            found[name] = Quantity.parse(str(text))
-        except PolicyError as error:
-            raise PolicyError(f"{name}: {error}") from None
-    return found
