@@ -31,8 +31,8 @@ from monitor.kernel import cgroupfs, instances
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
 #: What a note is of: holds of the hot process, soft brakes of the helper process; and oom_score_adj that the helper has
-#: given processes: for the OOM killer (`monitor.actions.oom_marks`), by their QoS class (`monitor.actions.oomadj`). The
-#: end of the attribute's name.
+#: given processes: for the OOM killer, by their QoS class (`monitor.actions.oom_values`). The end of the attribute's
+#: name.
 HOT, SIDE, MARKS, SCORES = "", "-side", "-marks", "-scores"
 ROLES = (HOT, SIDE, MARKS, SCORES)
 #: Of processes, not of files of the cgroup.

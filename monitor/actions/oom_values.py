@@ -1,4 +1,9 @@
-"""oom_score_adj of a pod's processes that outrace has changed, and how each gets its own value back.
+"""oom_score_adj of a pod's processes that outrace changes, and how each gets its own value back.
+
+Two reasons: near a threshold every process of the next victim is raised to 1000, so that the kernel's OOM killer takes
+it first (`MarkJournal`); and under enforce each process is given the value of its QoS class (`ScoreNotes`). What the
+processes had is noted at the pod's cgroup before the first one is written (`monitor.actions.ledger`): there is nothing
+at a process that could hold it. A note has at most 64 KiB, some 1,400 processes.
 
 Without CAP_SYS_RESOURCE a process may be lowered to the least that a process with it ever set (fs/proc/base.c,
 __set_oom_adj): a value raised without it may always be set back. So outrace drops it for the write, where it has it.
@@ -9,24 +14,35 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.actions.changes import identity_of, opened
-from monitor.actions.ledger import WRONG, Ledger, Noted, noted_at
+from monitor.actions.ledger import MARKS, SCORES, WRONG, Ledger, Noted, noted_at
+from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import GONE, failure
-from monitor.kernel.procfs import Process
+from monitor.kernel.procfs import Process, directories
+
+if TYPE_CHECKING:
+    from monitor.pods.model import FoundPod
 
 #: The most there is (OOM_SCORE_ADJ_MAX).
 RAISED = 1000
 #: What runtimes give the one process of a pod's sandbox, and no other process of a pod. It has nothing to give back,
 #: and without it the whole pod is made anew.
 SANDBOX = -998
+#: Processes of a pod that are raised (28 us each): the largest, where it has more. The kernel kills one at a time.
+MOST = 1024
+#: A note of so many processes is looked through for ended ones: 30 us each, so not for each process that appears.
+_ROOM = 64
+_TICKS = os.sysconf("SC_CLK_TCK")
 #: Looks for processes that were forked by raised ones while those were set back.
 _LOOKS = 8
 #: Parents followed up to a changed process. Without one, a raised process gets its container's usual value.
@@ -49,7 +65,8 @@ class Seen:
 @dataclass(slots=True)
 class Mark:
     """A pod whose processes were given other values: its cgroup, and what they had before. Of a pod that is marked for
-    the OOM killer also those that had 1000 already. ``denied``: how many of them the kernel refused.
+    the OOM killer also those that had 1000 already. ``denied``: how many of them the kernel refused. ``room``: with
+    more processes the note is looked through for ended ones.
     """
 
     cgroup: Path
@@ -57,6 +74,7 @@ class Mark:
     uid: str
     processes: dict[int, Seen] = field(default_factory=dict)
     denied: int = 0
+    room: int = _ROOM
 
     @property
     def raised(self) -> int:
@@ -82,23 +100,34 @@ class Restored:
         return not self.denied and not self.left
 
 
-def store(ledger: Ledger, mark: Mark) -> None:
-    """Note it at its cgroup. Raises OSError, and then nothing more may be written."""
-    rows = [[pid, s.started, s.old, s.container, s.written, s.since] for pid, s in mark.processes.items()]
-    with opened(mark.cgroup) as directory:
-        if identity_of(mark.cgroup) != mark.identity:
-            raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
-        ledger.note_body(directory, {"uid": mark.uid, "processes": rows})
+class _Notes:
+    """What one reason (``role``) for other values has noted, each pod's at its cgroup."""
 
+    def __init__(self, state_dir: Path, role: str) -> None:
+        self._ledger = Ledger(state_dir, role)
 
-def restore(ledger: Ledger, mark: Mark) -> Restored:
-    """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
-    found = set_back(mark)
-    if found.complete:
-        with suppress(OSError, *WRONG), opened(mark.cgroup) as directory:
-            if identity_of(mark.cgroup) == mark.identity and ledger.is_own(directory):
-                ledger.forget(directory)
-    return found
+    def _begin(self, cgroup: Path, uid: str) -> Mark:
+        """With what is left of a mark of this very cgroup that could not be set back. Raises OSError."""
+        mark = Mark(cgroup, identity_of(cgroup), uid)
+        mark.processes = noted_in(cgroup, lambda one: one.attribute == self._ledger.attribute)
+        return mark
+
+    def _store(self, mark: Mark) -> None:
+        """Note it at its cgroup. Raises OSError, and then nothing more may be written."""
+        rows = [[pid, s.started, s.old, s.container, s.written, s.since] for pid, s in mark.processes.items()]
+        with opened(mark.cgroup) as directory:
+            if identity_of(mark.cgroup) != mark.identity:
+                raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
+            self._ledger.note_body(directory, {"uid": mark.uid, "processes": rows})
+
+    def restore(self, mark: Mark) -> Restored:
+        """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
+        found = set_back(mark)
+        if found.complete:
+            with suppress(OSError, *WRONG), opened(mark.cgroup) as directory:
+                if identity_of(mark.cgroup) == mark.identity and self._ledger.is_own(directory):
+                    self._ledger.forget(directory)
+        return found
 
 
 def noted_in(cgroup: Path, is_wanted: Callable[[Noted], bool]) -> dict[int, Seen]:
@@ -237,34 +266,26 @@ _VERSION = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Header(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-class _Word(ctypes.Structure):
-    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
-
-
 @contextmanager
 def without(capability: int) -> Iterator[None]:
     """This thread alone does without it meanwhile; nothing changes where it does not have it. Raises OSError."""
-    words = (_Word * 2)()
+    words = (ctypes.c_uint32 * 6)()  # twice: effective, permitted, inheritable
     _call(_libc.capget, words)
-    word, bit = words[capability // 32], 1 << capability % 32
-    had = word.effective & bit
+    at, bit = capability // 32 * 3, 1 << capability % 32
+    had = words[at] & bit
     if had:
-        word.effective &= ~bit
+        words[at] &= ~bit
         _call(_libc.capset, words)
     try:
         yield
     finally:
         if had:
-            word.effective |= bit
+            words[at] |= bit
             _call(_libc.capset, words)
 
 
-def _call(function: Callable[..., int], words: ctypes.Array[_Word]) -> None:
-    if function(ctypes.byref(_Header(_VERSION, 0)), words):  # pid 0: the calling thread
+def _call(function: Callable[..., int], words: ctypes.Array[ctypes.c_uint32]) -> None:
+    if function((ctypes.c_uint32 * 2)(_VERSION, 0), words):  # pid 0: the calling thread
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
@@ -274,3 +295,155 @@ def container_of(pod: Path, cgroup: str) -> int:
     has 0. (The pod's author chooses the names, and a note has room for numbers.)
     """
     return zlib.crc32(os.fsencode(cgroup.removeprefix(str(pod)).lstrip("/").partition("/")[0]))
+
+
+class MarkJournal(_Notes):
+    """The marks of the daemon on ``state_dir`` for the OOM killer. One thread uses it at a time."""
+
+    def __init__(self, state_dir: Path, most: int = MOST) -> None:
+        super().__init__(state_dir, MARKS)
+        self._most = most
+
+    def mark(self, cgroup: Path, uid: str) -> Mark:
+        """Raise every process of this pod. Raises OSError where nothing can be noted or the pod is gone, and then
+        nothing is raised; MonitorError where its processes cannot be listed.
+        """
+        mark = self._begin(cgroup, uid)
+        self.look_again(mark)
+        return mark
+
+    def look_again(self, mark: Mark) -> int:
+        """Raise what is new and not raised, and keep its value; how many that was. A process that inherited the value
+        is left to `restore`. Raises as `mark` does.
+        """
+        found: dict[int, Seen] = {}
+        inside = dict(pids_of(mark.cgroup))
+        for pid, container in inside.items():
+            seen, known = _seen(pid, container), mark.processes.get(pid)
+            if seen is not None and (known is None or known.started != seen.started):
+                found[pid] = seen
+        before = [(s.container, s.old) for s in mark.processes.values() if s.old != RAISED]
+        may = may_raise(before, [(s.container, s.old) for s in found.values() if s.old > SANDBOX])
+        lower = [pid for pid, s in found.items() if SANDBOX < s.old < RAISED and may(s.container, s.old)]
+        if mark.raised + len(lower) > self._most:
+            mark.processes = running(mark.processes)
+        qos = noted_in(mark.cgroup, lambda one: one.role == SCORES) if lower else {}
+        new = {pid: _own(found[pid], qos.get(pid)) for pid in largest(lower, self._most - mark.raised)}
+        if not mark.raised:  # later it may be inherited, which `restore` finds out
+            now = mark.processes | {pid: seen for pid, seen in found.items() if seen.old == RAISED}
+            mark.processes = {pid: seen for pid, seen in now.items() if pid in inside}
+        if not new:
+            return 0
+        mark.processes |= new
+        self._store(mark)
+        raised = 0
+        with without(CAP_SYS_RESOURCE):
+            for pid, seen in new.items():
+                try:
+                    with Process(pid) as process:
+                        raised += process.started() == seen.started and process.set_oom_score_adj(RAISED)
+                except (PermissionError, MonitorError):
+                    mark.denied += 1
+        return raised
+
+
+def _seen(pid: int, container: int) -> Seen | None:
+    with Process(pid) as process:
+        started, now = process.started(), process.oom_score_adj()
+    return None if started is None or now is None else Seen(started, now, container)
+
+
+def _own(seen: Seen, given: Seen | None) -> Seen:
+    """With the process's own value, where the one that it has is outrace's (`monitor.actions.oomadj`)."""
+    if given is None or (given.started, given.written) != (seen.started, seen.old):
+        return seen
+    return replace(seen, old=given.old)
+
+
+def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]]) -> Callable[[int, int], bool]:
+    """Whether a process in this container with this oom_score_adj may be raised, without another one dying at the
+    container's own limit. There the kernel compares the same values: where a container ranks its processes (a
+    database's server -100, its workers 0), all of them at 1000 would cost the largest, which may be the one that it
+    protects. Such a container is left alone. ``before``: what those had that are raised; ``found``: what others have.
+    In a container with raised processes a new one is raised if its value is no lower than theirs were: else it
+    would die after them.
+    """
+    raised = {container: max(values) for container, values in _by_container(before).items()}
+    apart = {container for container, values in _by_container(found).items() if len(values) > 1}
+
+    def may(container: int, value: int) -> bool:
+        return value >= raised[container] if container in raised else container not in apart
+
+    return may
+
+
+def _by_container(values: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for container, value in values:
+        found.setdefault(container, set()).add(value)
+    return found
+
+
+def largest(pids: list[int], most: int) -> list[int]:
+    """The largest ``most`` of these processes."""
+    if len(pids) <= most:
+        return pids
+    return sorted(pids, key=_resident, reverse=True)[: max(0, most)]
+
+
+def _resident(pid: int) -> int:
+    for directory in directories(pid):
+        with suppress(OSError), open(f"{directory}/statm", "rb") as file:
+            if pages := int(file.read().split()[1]):
+                return pages
+    return 0
+
+
+class Wanted(NamedTuple):
+    """A process that is to be given a value. ``cgroup``: where it is."""
+
+    pid: int
+    started: int
+    is_now: int
+    should: int
+    cgroup: str
+
+
+class ScoreNotes(_Notes):
+    """Notes what processes had before they are given the value of their QoS class."""
+
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__(state_dir, SCORES)
+        self._marks: dict[Path, Mark] = {}
+
+    def note(self, found: FoundPod, wanted: Collection[Wanted]) -> None:
+        """Before it is written. Raises OSError, and then nothing may be."""
+        cgroup, identity = found.cgroup, identity_of(found.cgroup)
+        mark = self._marks.get(cgroup)
+        if mark is None or mark.identity != identity:
+            mark = self._begin(cgroup, found.pod.uid)
+            self._marks = {path: one for path, one in self._marks.items() if path.exists()}
+        since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+        new = {}
+        for one in wanted:
+            known = mark.processes.get(one.pid)
+            is_ours = known is not None and (known.started, known.written) == (one.started, one.is_now)
+            old = known.old if known is not None and is_ours else one.is_now
+            new[one.pid] = Seen(one.started, old, container_of(cgroup, one.cgroup), one.should, since)
+        kept, room = mark.processes, mark.room
+        if len(kept) + len(new) > room:
+            kept = running(kept)
+            room = 2 * (len(kept) + len(new)) + _ROOM
+        made = replace(mark, processes=kept | new, room=room)
+        self._store(made)
+        self._marks[cgroup] = made
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Give every process its own value back. What cannot be in that time is noted, for the next start."""
+        until = time.monotonic() + timeout_s
+        for mark in self._marks.values():
+            if time.monotonic() > until:
+                return
+            with suppress(OSError, MonitorError):
+                self.restore(mark)
+        self._marks.clear()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from monitor.actions.qos_notes import ScoreNotes, Wanted
+from monitor.actions.oom_values import ScoreNotes, Wanted
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod

@@ -15,10 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.oom_marks import MarkJournal
-from monitor.actions.oom_values import Mark
+from monitor.actions.oom_values import Mark, MarkJournal, ScoreNotes
 from monitor.actions.oomadj import REMEDY, OomScores
-from monitor.actions.qos_notes import ScoreNotes
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import GONE
 from monitor.kernel.procfs import Process
@@ -52,7 +50,7 @@ class VictimMarks:
 
     Under --mode hold and --mode enforce. A pod that is being evicted keeps its mark until it is gone. While evictions
     are suspended, because they would not help, no pod is marked. The values are set back as soon as another pod is
-    first or no threshold is near (`monitor.actions.oom_marks`).
+    first or no threshold is near (`monitor.actions.oom_values`).
     A thread of its own does it: of a pod with thousands of processes it takes a part of a second.
     """
 

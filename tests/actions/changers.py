@@ -22,8 +22,7 @@ from typing import Any, cast
 
 from monitor.actions.daemons import this_daemon
 from monitor.actions.ledger import SIDE, SOFT, Ledger
-from monitor.actions.oom_marks import MarkJournal
-from monitor.actions.qos_notes import ScoreNotes, Wanted
+from monitor.actions.oom_values import MarkJournal, ScoreNotes, Wanted
 from monitor.hold.brake_file import BrakeFile
 from monitor.hold.brake_ledger import BrakeLedger
 from monitor.hold.brake_limit import COMPANIONS, LIMIT_FILES

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions import oom_values, qos_notes
-from monitor.actions.oom_marks import MarkJournal
-from monitor.actions.oom_values import Restored
+from monitor.actions import oom_values
+from monitor.actions.oom_values import MarkJournal, Restored, ScoreNotes, Wanted
 from monitor.actions.oomadj import OomScores
-from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
 from tests.actions.test_oomadj import capable, found, read, write
@@ -248,7 +246,7 @@ def test_of_two_values_by_class_the_own_one_comes_back(pod: Path, tmp_path: Path
 
 def test_processes_that_ended_do_not_fill_the_note(pod: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends and appears again all the time: 64 KiB would be full after an hour."""
-    monkeypatch.setattr(qos_notes, "_ROOM", 4)
+    monkeypatch.setattr(oom_values, "_ROOM", 4)
     notes = ScoreNotes(tmp_path)
     with Puppet(pod) as one:
         write(one.pid, 100)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import oomadj
+from monitor.actions.oom_values import ScoreNotes, Wanted
 from monitor.actions.oomadj import OomScores, pod_scores
-from monitor.actions.qos_notes import ScoreNotes, Wanted
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process

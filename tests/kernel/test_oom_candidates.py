@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.oom_marks import largest
+from monitor.actions.oom_values import largest
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.oom_candidates import PAGE, candidates, total_pages

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from monitor.actions.oom_values import ScoreNotes
 from monitor.actions.oomadj import OomScores
-from monitor.actions.qos_notes import ScoreNotes
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Evicted, Suspended
 from monitor.pods.model import FoundPod
