@@ -17,15 +17,17 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.actions.changes import FIELDS, Change, parsed
-from monitor.actions.daemons import this_daemon
 from monitor.kernel import cgroupfs, instances
+from monitor.kernel.procfs import Process
 
 #: Bytes that are read of one: the most that the kernel takes.
 _MOST = 1 << 16
@@ -41,10 +43,42 @@ OF_PROCESSES = (MARKS, SCORES)
 HELD, OVER, SOFT = "hold", "hold that is over", "soft brake"
 #: What a note that says something else raises.
 WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+_OWNER = re.compile(r"pid (\d{1,9}) started (\d{1,19}) in (\S+ \S+)")
+#: States of a process that does not run any more, though its parent has not waited for it (proc(5)).
+_ENDED = ("Z", "X", "x")
+
+
+@cache
+def this_daemon() -> str:
+    """This process: its pid, its start (ticks since boot), and the namespaces by which those are counted. An execv
+    changes none of them.
+    """
+    with Process(os.getpid()) as process:
+        return f"pid {process.pid} started {process.started()} in {_namespaces(process)}"
+
+
+def _namespaces(process: Process) -> str:
+    """Of pids, and of the clock since boot (Linux 5.6; None before)."""
+    return f"{process.namespace('pid')} {process.namespace('time')}"
+
+
+def runs(owner: str) -> bool | None:
+    """Whether the process that ``owner`` describes runs. None where that is not known: it is of another pid or time
+    namespace, or its entry in /proc may not be read.
+    """
+    made = _OWNER.fullmatch(owner)
+    try:
+        with Process(os.getpid()) as own:
+            if made is None or _namespaces(own) != made[3]:
+                return None
+        with Process(int(made[1])) as process:
+            return process.started() == int(made[2]) and process.state() not in _ENDED
+    except OSError:
+        return None
 
 
 class Noted(NamedTuple):
-    """What is written down at a cgroup, and by which process (`monitor.actions.daemons`). ``body``: all of it."""
+    """What is written down at a cgroup, and by which process (`this_daemon`). ``body``: all of it."""
 
     path: Path
     attribute: str

@@ -16,8 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.actions.changes import UNSEEN, Change, undone, way_back
-from monitor.actions.daemons import is_dead, lives
-from monitor.actions.ledger import MARKS, OF_PROCESSES, ROLES, WRONG, Noted, attributes_of, noted, wrong
+from monitor.actions.ledger import (
+    MARKS,
+    OF_PROCESSES,
+    ROLES,
+    WRONG,
+    Noted,
+    attributes_of,
+    noted,
+    runs,
+    this_daemon,
+    wrong,
+)
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 
@@ -49,12 +59,17 @@ def undoing(
     MonitorError.
     """
     for one in noted(hierarchy.root, on_problem):
-        if one.role in roles and (is_dead(one.owner) or (one.attribute in ended and not lives(one.owner))):
+        if one.role in roles and _has_ended(one, ended):
             way = _undo_values if one.role in OF_PROCESSES else _undo
             is_over = yield from way(one, on_problem)
             if is_over:
                 with suppress(OSError):
                     os.removexattr(one.path, one.attribute)
+
+
+def _has_ended(one: Noted, ended: Collection[str]) -> bool:
+    known = runs(one.owner)
+    return known is False or (one.attribute in ended and (known is None or one.owner == this_daemon()))
 
 
 def undo(hierarchy: cgroupfs.Hierarchy, on_problem: OnProblem, ended: Collection[str] = ()) -> list[Undone]:
@@ -92,25 +107,28 @@ _Way = Generator[Undone, None, bool]
 def _undo(one: Noted, on_problem: OnProblem) -> _Way:
     """The values first, then what cgroups below have inherited."""
     is_over, begun = True, list[tuple[Change, str, Iterator[str]]]()
+
+    def refused(change: Change, why: str | None) -> None:
+        nonlocal is_over
+        is_over = False
+        on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {why}")
+
     for found in one.changes():
         change = _at(found, one.path)
         steps = way_back(change, undone)
         try:
             begun.append((change, next(steps), steps))
         except OSError as error:
-            on_problem(_refused(found, error))
-            is_over = False
+            refused(change, error.strerror)
     for change, fate, _ in begun:
         yield Undone(change.path, change.file, change.old, change.uid, change.why, fate)
         if fate == UNSEEN:
-            on_problem(f"{change.path} is in no hierarchy that is mounted here")
-            is_over = False
+            refused(change, "it is in no hierarchy that is mounted here")
     for change, _, steps in begun:
         try:
             deque(steps, 0)
         except OSError as error:
-            on_problem(_refused(change, error))
-            is_over = False
+            refused(change, error.strerror)
     return is_over
 
 
@@ -141,7 +159,3 @@ def _undo_values(one: Noted, on_problem: OnProblem) -> _Way:
     if not what.complete:
         on_problem(f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back")
     return what.complete
-
-
-def _refused(change: Change, error: OSError) -> str:
-    return f"{change.path}/{change.file} cannot be set back to {change.old}: {error.strerror}"

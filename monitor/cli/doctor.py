@@ -16,8 +16,7 @@ from typing import Any
 
 import click
 
-from monitor.actions.daemons import is_dead
-from monitor.actions.ledger import HOT, noted
+from monitor.actions.ledger import HOT, noted, runs
 from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
 from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
@@ -157,7 +156,9 @@ def _holds() -> Iterator[Check]:
     problems = list[str]()
     found = list(noted(root, problems.append))
     held = sum(one.role == HOT for one in found)
-    left = [f"{one.path} was changed by a daemon that is dead ({one.owner})" for one in found if is_dead(one.owner)]
+    left = [
+        f"{one.path} was changed by a daemon that is dead ({one.owner})" for one in found if runs(one.owner) is False
+    ]
     if left or problems:
         yield Check("holds", False, "; ".join([*left, *problems]), "outrace unload --holds")
     else:

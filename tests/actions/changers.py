@@ -20,8 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from monitor.actions.daemons import this_daemon
-from monitor.actions.ledger import SIDE, SOFT, Ledger
+from monitor.actions.ledger import SIDE, SOFT, Ledger, this_daemon
 from monitor.actions.oom_values import MarkJournal, ScoreNotes, Wanted
 from monitor.hold.brake_file import BrakeFile
 from monitor.hold.brake_ledger import BrakeLedger

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN
-from monitor.actions.daemons import is_dead, this_daemon
-from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted
+from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted, runs, this_daemon
 from monitor.actions.undo import undo, undo_left
 from monitor.cli import doctor
 from monitor.cli.main import main
@@ -244,8 +243,8 @@ def killed_daemon(held: Stand) -> None:
         daemon.kill()
         os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
         [one] = noted(held.node)
-        assert is_dead(one.owner)
-    assert is_dead(one.owner)
+        assert runs(one.owner) is False
+    assert runs(one.owner) is False
     assert while_it_lives == []
 
 
@@ -268,4 +267,4 @@ def test_who_may_run_is_not_dead() -> None:
     other_pids = re.sub(r"pid:\[\d+\]", "pid:[1]", other_start)
     other_clock = re.sub(r"time:\[\d+\]", "time:[1]", other_start)
     nobody_can_say = (mine, other_pids, other_clock, "", "nobody")
-    assert [is_dead(owner) for owner in (*nobody_can_say, other_start)] == [False] * 5 + [True]
+    assert [runs(owner) for owner in (*nobody_can_say, other_start)] == [True, *[None] * 4, False]
