@@ -1,16 +1,13 @@
 """The owners of pinned BPF objects. Each state dir has one *instance*: a directory of pins under `pins.ROOT`.
 
 Pins outlive the daemon, so that the OOM programs are attached while it restarts; they must not outlive the state dir,
-without which no daemon starts again. bpffs itself records both, for every process that sees the pins:
-
-* a process that uses an instance holds flock(2) on its directory, from before it is loaded until the process ends;
-* a symbolic link ``owner`` names the state dir, its device, and the mount namespace that sees it.
+without which no daemon starts again. bpffs itself records both, for every process that sees the pins: a process that
+uses an instance holds flock(2) on its directory, from before it is loaded until the process ends; a symbolic link
+``owner`` names the state dir, its device, and the mount namespace that sees it. Another process removes an instance
+only when no process holds it and its state dir is *gone* for certain (`is_gone`).
 
 Where systemd did not mount bpffs, every user may make directories in it (mode 1777), and any user may lock a directory
 that it can open. So `pins.ROOT` is for root alone: neither the pins nor the locks of another user count.
-
-Another process removes an instance only when no process holds it and its state dir is *gone* for certain (`is_gone`):
-what cannot be known from here, as in another mount namespace, is not gone.
 """
 
 from __future__ import annotations
@@ -22,19 +19,16 @@ import hashlib
 import json
 import os
 import stat
-import struct
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.kernel import pins
 
 #: The link in an instance's directory; its target is JSON, and no path.
 OWNER = "owner"
-#: ioctl of a mount namespace (<linux/nsfs.h>, Linux 6.11): its 64-bit number, which is never used again.
-_NS_GET_MNTNS_ID = 0x8008B705
 #: <linux/fs.h>, <fcntl.h>.
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 #: How often another user's directory is exchanged for ours: only one that vanishes at that moment takes another try.
@@ -43,8 +37,7 @@ _TRIES = 100
 _PATIENCE_S = 2.0
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(NamedTuple):
     """The state dir (resolved), its device number, and the mount namespace and root directory that it was seen in."""
 
     state_dir: str
@@ -52,8 +45,7 @@ class Owner:
     view: str
 
 
-@dataclass(frozen=True)
-class Instance:
+class Instance(NamedTuple):
     """One directory of pins. ``owner``: None where it is not known (pinned by a version before this)."""
 
     path: Path
@@ -74,21 +66,15 @@ def instance_directory(state_dir: Path) -> Path:
 
 def view() -> str:
     """What paths mean to this process: its mount namespace and its root directory."""
-    root = os.stat("/")
-    with open("/proc/self/ns/mnt", "rb") as file:
-        try:
-            (number,) = struct.unpack("=Q", fcntl.ioctl(file, _NS_GET_MNTNS_ID, bytes(8)))
-            namespace = f"id {number}"
-        except OSError:
-            namespace = f"inode {os.fstat(file.fileno()).st_ino}"
-    return f"{namespace} root {root.st_dev}:{root.st_ino}"
+    namespace, root = os.stat("/proc/self/ns/mnt"), os.stat("/")
+    return f"inode {namespace.st_ino} root {root.st_dev}:{root.st_ino}"
 
 
 def claim(instance: Path, state_dir: Path) -> None:
     """Record the owner of an instance, before there is a pin in it. Raises CannotError."""
     path = state_dir.resolve()
     try:
-        ours = json.dumps(asdict(Owner(str(path), path.stat().st_dev, view())))
+        ours = json.dumps(Owner(str(path), path.stat().st_dev, view())._asdict())
         _make(instance)
         with suppress(FileNotFoundError):
             if os.readlink(instance / OWNER) == ours:
@@ -148,18 +134,9 @@ def is_gone(owner: Owner) -> bool:
     """Whether this state dir is known to be there no more: its path leads nowhere in the very view that it was recorded
     in, and what is left of the path is on its device (else something is mounted over it, or its file system is not).
     """
-    if owner.view != view():
-        return False
     path = Path(owner.state_dir)
-    for at in (path, *path.parents):
-        try:
-            found = os.stat(at)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            return False  # a server that does not answer, say
-        return at != path and found.st_dev == owner.dev
-    return False
+    there = next(one for one in (path, *path.parents) if os.path.exists(one))
+    return owner.view == view() and there != path and os.stat(there).st_dev == owner.dev
 
 
 def hold(instance: Path) -> int:
@@ -255,19 +232,15 @@ def remove_strays() -> list[Instance]:
     """Remove the instances that no process uses and whose state dir is gone; returns them."""
     removed = []
     for found in survey():
-        if not found.is_stray:
-            continue
         with suppress(OSError):  # another process does the same
-            fd = _try_hold(found.path)
-            if fd is None:
-                continue
-            try:
-                # Again, now that no process can begin to use it.
-                if found.owner == owner(found.path) and found.owner is not None and is_gone(found.owner):
-                    remove(found.path)
-                    removed.append(found)
-            finally:
-                os.close(fd)
+            fd = _try_hold(found.path) if found.is_stray else None
+            if fd is not None:
+                try:  # as before, now that no process can begin to use it?
+                    if (now := owner(found.path)) is not None and is_gone(now):
+                        remove(found.path)
+                        removed.append(found)
+                finally:
+                    os.close(fd)
     return removed
 
 

@@ -1,6 +1,5 @@
 """Owners of pins: which process uses an instance, when its state dir is gone for certain, what another user may do."""
 
-import dataclasses
 import os
 import shlex
 import shutil
@@ -83,7 +82,7 @@ def test_what_is_not_known_to_be_gone_is_not(root: Path, tmp_path: Path, change:
     assert not instances.is_gone(found)
     (tmp_path / "state").rmdir()
     assert instances.is_gone(found)
-    assert not instances.is_gone(dataclasses.replace(found, **change))  # type: ignore[arg-type]
+    assert not instances.is_gone(found._replace(**change))
 
 
 def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -> None:
