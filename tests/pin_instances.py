@@ -14,7 +14,7 @@ from monitor.kernel import instances, mounts, pins
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
     mounts.ensure()
-    root = mounts.BPFFS.path / f"outrace-test-{os.getpid()}"
+    root = pins.BPFFS / f"outrace-test-{os.getpid()}"
     monkeypatch.setattr(pins, "ROOT", root)
     yield root
     if root.is_symlink():

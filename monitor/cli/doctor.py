@@ -25,6 +25,7 @@ from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mount
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
+from monitor.kernel.pins import BPFFS
 from monitor.settings.config import STATE_DIR, fastest_fill
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
@@ -124,11 +125,9 @@ def _btf() -> Iterator[Check]:
 
 
 def _mounts() -> Iterator[Check]:
-    for name, mount in (("bpffs", mounts.BPFFS), ("tracefs", mounts.TRACEFS)):
-        mounted = mounts.is_mounted(mount)
-        # Not required: `outrace run` mounts them itself.
-        detail = f"{mount.path}" if mounted else f"not mounted at {mount.path} (`outrace run` will try)"
-        yield Check(name, mounted, detail, "" if mounted else mount.command)
+    mounted = mounts.is_mounted()  # not required: `outrace run` mounts it itself
+    detail = f"{BPFFS}" if mounted else f"not mounted at {BPFFS} (`outrace run` will try)"
+    yield Check("bpffs", mounted, detail, "" if mounted else mounts.MOUNT_BPFFS)
 
 
 def _pins() -> Iterator[Check]:

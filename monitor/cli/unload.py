@@ -59,7 +59,7 @@ def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
 
 def _remove_pins(only: Path | None, force: bool) -> None:
     """Of all instances or ``only`` this one. Raises MonitorError for those that stay."""
-    if not (mounts.is_mounted(mounts.BPFFS) and pins.ROOT.is_dir()):
+    if not (mounts.is_mounted() and pins.ROOT.is_dir()):
         click.echo("nothing is pinned", err=True)
         return
     removed, busy = 0, []

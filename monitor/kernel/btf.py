@@ -219,6 +219,10 @@ class Btf:
             return value - (1 << bits) if signed and value >> (bits - 1) else value
         return None
 
+    def has_tracepoint(self, name: str) -> bool:
+        """Whether BPF programs can be attached to the tracepoint ``name`` (BPF_RAW_TRACEPOINT_OPEN)."""
+        return any(self._named(f"btf_trace_{name}", _TYPEDEF))
+
     def tracepoint_args(self, name: str) -> list[str]:
         """Arguments of tracepoint ``name`` as C-like text: ``["struct task_struct *", "uid_t"]``; BtfError if there is
         none. A raw tracepoint hands them over untyped: compare before trusting `ctx->args[n]`.

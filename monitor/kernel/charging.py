@@ -1,8 +1,9 @@
 """The hooks that report charges of memory: what this kernel offers, best first, and what it then refused.
 
 `memcg-tracepoint` is in Linux 6.13 and later, `fentry` in 5.13, `kprobe` in 5.8 (ring buffers); what each sees is in
-docs/hooks.md. Found out from tracefs, BTF and the list of performance-monitoring units, never from a release number:
-distributions carry things back. The verifier or a lockdown may still refuse an offer: the loader then tries the next.
+docs/hooks.md. Found out from BTF (which has `btf_trace_NAME` of every tracepoint that takes BPF programs) and the list
+of performance-monitoring units, never from a release number: distributions carry things back. The verifier or a
+lockdown may still refuse an offer: the loader then tries the next.
 """
 
 from __future__ import annotations
@@ -27,10 +28,6 @@ _ARGUMENTS = {
     CHARGE: ["struct page_counter *", "long unsigned int", "struct page_counter **"],
     UNCHARGE: ["struct page_counter *", "long unsigned int"],
 }
-_TRACEFS = Path("/sys/kernel/tracing")
-_SYMBOLS = Path("/proc/kallsyms")
-#: What programs are attached to functions with; built only with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS.
-_DIRECT = ("register_ftrace_direct", "modify_ftrace_direct")
 _UPDATE = "run Linux 6.13 or newer"
 #: Hooks that the kernel offered and then refused, in the state dir: trying one again costs a compilation. That is done
 #: after a boot, or when their stamp (`monitor.kernel.loader.stamps`) changes. And what failed while a daemon ran.
@@ -101,34 +98,22 @@ def lockdown(path: Path = Path("/sys/kernel/security/lockdown")) -> str | None:
 
 def missing_tracepoints() -> list[str]:
     """Tracepoints that the programs need with every hook, and that this kernel does not offer."""
-    needed = (("oom", "mark_victim"), ("signal", "signal_generate"))
-    return [f"{group}:{name}" for group, name in needed if not _is_there(group, name)]
-
-
-def _is_there(group: str, name: str) -> bool:
-    if tracefs_shown():
-        return (_TRACEFS / "events" / group / name).is_dir()
     try:
-        Btf().tracepoint_args(name)
+        btf = Btf()
     except BtfError:
-        return False
-    return True
+        return []  # said by each offer
+    needed = ("oom:mark_victim", "signal:signal_generate")
+    return [name for name in needed if not btf.has_tracepoint(name.partition(":")[2])]
 
 
 def _tracepoint(btf: Btf) -> None:
     """Raises CannotError for what speaks against the hook, as do the functions of the others."""
-    mounted = tracefs_shown()
     for event in ("mod_memcg_lruvec_state", "mod_memcg_state"):
-        if mounted and not (_TRACEFS / "events/memcg" / event).is_dir():
+        if not btf.has_tracepoint(event):
             raise CannotError(f"this kernel has no tracepoint memcg:{event}", _UPDATE)
         arguments = btf.tracepoint_args(event)
         if arguments not in _EVENT_ARGUMENTS:
             raise CannotError(f"this kernel changed memcg:{event}({', '.join(arguments)})", "report this line")
-
-
-def tracefs_shown() -> bool:
-    """Whether tracefs can be asked. If not (`outrace doctor` by a user, or before the first start), BTF has to do."""
-    return os.access(_TRACEFS / "events", os.X_OK)
 
 
 def _function(btf: Btf) -> None:
@@ -145,39 +130,12 @@ def _fentry(trying: bool, btf: Btf) -> None:
     _function(btf)
     if btf.enum("BPF_TRACE_FEXIT") is None:
         raise CannotError("this kernel has no BPF trampolines", "run Linux 5.5 or newer")
-    if not any(btf.function(name) for name in _DIRECT) and not _has_symbol(*_DIRECT):
-        remedy = "run one with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y"
-        raise CannotError("this kernel cannot attach BPF to functions", remedy)
-    missing = _untraceable()
-    if missing:
-        problem = f"{missing} is not in available_filter_functions"
-        raise CannotError(problem, "run a kernel with CONFIG_FUNCTION_TRACER=y")
     function = btf.function(CHARGE)
-    again = not btf.has_member("cgroup", "ancestors")  # 6.1 has them, and needs not be asked
-    if function and trying and (problem := libbpf.fexit_problem(function[0], again)):
+    if function and trying and (problem := libbpf.fexit_problem(function[0])):
         raise CannotError(
             f"a program that does nothing was refused: {problem}",
             "add CAP_BPF and CAP_PERFMON where they are missing; else use the next hook, as --hooks auto does",
         )
-
-
-def _has_symbol(*names: str) -> bool:
-    """Whether the kernel has one of these functions. (The BTF of 5.10 leaves out those that cannot be traced.)"""
-    try:
-        with _SYMBOLS.open() as file:
-            return any(line.split()[2] in names for line in file if "ftrace_direct" in line)
-    except OSError:
-        return False
-
-
-def _untraceable() -> str:
-    """Which of the functions ftrace cannot patch; "" also when its list cannot be read: then loading shows it."""
-    try:
-        with (_TRACEFS / "available_filter_functions").open() as file:
-            left = _ARGUMENTS.keys() - {line.split()[0] for line in file if line.startswith("page_counter_")}
-    except OSError as error:
-        left = set(_ARGUMENTS) if isinstance(error, FileNotFoundError) and tracefs_shown() else set()
-    return min(left, default="")
 
 
 def _kprobe(btf: Btf) -> None:

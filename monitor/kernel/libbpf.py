@@ -96,18 +96,17 @@ def _call(which: int, *arguments: object) -> int:
     return result
 
 
-def fexit_problem(function: int, again: bool = False) -> str:
+def fexit_problem(function: int) -> str:
     """Why this kernel refuses programs at the return of a function ("" if it takes them), by loading one that does
-    nothing. Some machines have all that is needed and forbid it (seen with Linux 6.18 of a hosted VM: EPERM).
-
-    ``again``: also attach it, and once more, as is done whenever a threshold comes near; before 5.13 that is refused.
+    nothing and attaching it twice, as is done whenever a threshold comes near. That needs Linux 5.13 with
+    CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS; some machines have it and forbid it (seen with 6.18 of a hosted VM: EPERM).
     """
     try:
         prog = load_fexit("nothing", _NOTHING, function, loud=False)
     except MonitorError as error:
         return error.message.removeprefix("cannot load nothing: ")
     try:
-        for turn in ("", " a second time, which takes Linux 5.13") if again else ():
+        for turn in ("", " a second time, which takes Linux 5.13"):
             link = attach_fexit(prog)
             if link < 0:
                 return f"it cannot be attached{turn} ({os.strerror(ctypes.get_errno())})"

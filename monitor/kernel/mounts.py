@@ -1,60 +1,36 @@
-"""What the start needs of the kernel: bpffs for pins and tracefs for tracepoints, mounted when missing; the
-machine's cgroup namespace (a container on cgroup v2 gets one of its own from its runtime).
+"""What the start needs of the kernel: bpffs for pins, mounted when missing; the machine's cgroup namespace (a container
+on cgroup v2 gets one of its own from its runtime).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from monitor.errors import CannotError
 from monitor.kernel.cgroupfs import MOUNTS, mount_table
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A filesystem that must be mounted at ``path``."""
-
-    fstype: str
-    path: Path
-    purpose: str
-    options: str = ""
-
-    @property
-    def command(self) -> str:
-        options = f"-o {self.options} " if self.options else ""
-        return f"mount -t {self.fstype} {options}{self.fstype} {self.path}"
-
+from monitor.kernel.pins import BPFFS
 
 #: With systemd's mode: by default every user may make directories in it.
-BPFFS = Mount("bpf", Path("/sys/fs/bpf"), "pinned BPF programs and maps", "mode=0700")
-TRACEFS = Mount("tracefs", Path("/sys/kernel/tracing"), "tracepoints")
+_OPTIONS = "mode=0700"
+MOUNT_BPFFS = f"mount -t bpf -o {_OPTIONS} bpf {BPFFS}"
 
 
-def is_mounted(mount: Mount, table: str | Path = MOUNTS) -> bool:
-    """Whether a filesystem of the right type is what ``mount.path`` shows now (the last one mounted there)."""
-    return {point: kind for point, kind, _ in mount_table(table)}.get(mount.path) == mount.fstype
+def is_mounted(table: str | Path = MOUNTS) -> bool:
+    """Whether bpffs is what its path shows now (the last one mounted there)."""
+    return {point: kind for point, kind, _ in mount_table(table)}.get(BPFFS) == "bpf"
 
 
-def ensure() -> list[Mount]:
-    """Mount what is missing and return it; CannotError with the exact command when the kernel refuses."""
-    missing = [mount for mount in (BPFFS, TRACEFS) if not is_mounted(mount)]
-    for mount in missing:
-        _mount(mount)
-    return missing
-
-
-def _mount(mount: Mount) -> None:
+def ensure() -> None:
+    """Mount bpffs where it is missing; CannotError with the exact command when the kernel refuses."""
+    if is_mounted():
+        return
     libc = ctypes.CDLL(None, use_errno=True)
-    kind, path = mount.fstype.encode(), os.fsencode(mount.path)
-    if libc.mount(kind, path, kind, ctypes.c_ulong(0), mount.options.encode() or None) != 0:
+    if libc.mount(b"bpf", os.fsencode(BPFFS), b"bpf", ctypes.c_ulong(0), _OPTIONS.encode()) != 0:
         reason = os.strerror(ctypes.get_errno())
-        raise CannotError(
-            f"{mount.fstype} is not mounted at {mount.path} ({mount.purpose}), and mounting it failed: {reason}",
-            f"run as root: {mount.command}",
-        )
+        problem = f"bpf is not mounted at {BPFFS} (pinned BPF programs and maps), and mounting it failed: {reason}"
+        raise CannotError(problem, f"run as root: {MOUNT_BPFFS}")
 
 
 _CLONE_NEWCGROUP = 0x0200_0000

@@ -1,6 +1,6 @@
 """The hooks: what this machine offers to learn of memory by, best first, and what each can promise.
 
-`bpf_offers` looks once, by what the kernel shows (BTF, tracefs, files, privileges), never by its version.
+`bpf_offers` looks once, by what the kernel shows (BTF, files, privileges), never by its version.
 `outrace run` chooses from the offers (`monitor.cli.hooks`), `outrace doctor` prints them.
 """
 

@@ -276,8 +276,8 @@ def test_pods_and_other_hosts_reach_metrics_by_choice_alone() -> None:
 
 
 def test_nothing_of_the_node_is_writable_without_a_reason() -> None:
-    """Pins, tracefs, the state and the socket for commands; cgroups where it evicts."""
-    always = {"bpf", "tracing", "state", "run", "tmp"}
+    """Pins, the state and the socket for commands; cgroups where it evicts."""
+    always = {"bpf", "state", "run", "tmp"}
     for objects, writable in ((base(), always), (enforce(), always | {"cgroup"})):
         container = daemon(objects)[1]
         assert {m["name"] for m in container["volumeMounts"] if not m.get("readOnly")} == writable

@@ -14,7 +14,7 @@ import pytest
 
 from monitor.cli import doctor
 from monitor.errors import MonitorError
-from monitor.kernel import instances, loader, mounts, pins
+from monitor.kernel import instances, loader, pins
 from monitor.lab.node import MIB, LabNode
 from tests import live, others, waiting
 from tests.commands import run
@@ -187,7 +187,7 @@ def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def writable() -> None:
-    if os.stat(mounts.BPFFS.path).st_mode & 0o1777 != 0o1777:
+    if os.stat(pins.BPFFS).st_mode & 0o1777 != 0o1777:
         pytest.skip("bpffs is root's alone here: no other user gets in")
 
 

@@ -16,19 +16,16 @@ UNMOUNT_THEN_ENSURE = """
 import os, subprocess
 from monitor.errors import MonitorError
 from monitor.kernel import mounts
-missing = lambda: [m for m in (mounts.BPFFS, mounts.TRACEFS) if not mounts.is_mounted(m)]
-for mount in (mounts.BPFFS, mounts.TRACEFS):
-    while mounts.is_mounted(mount):
-        subprocess.run(["umount", "--lazy", str(mount.path)], check=True)
-print("missing", *[m.fstype for m in missing()])
+while mounts.is_mounted():
+    subprocess.run(["umount", "--lazy", "/sys/fs/bpf"], check=True)
 %s
 try:
-    print("mounted", *[m.fstype for m in mounts.ensure()])
+    mounts.ensure()
 except MonitorError as error:
     print(error.exit_code, error)
-print("missing", *[m.fstype for m in missing()])
-if not missing():
-    print(oct(os.stat(mounts.BPFFS.path).st_mode))
+print(mounts.is_mounted())
+if mounts.is_mounted():
+    print(oct(os.stat("/sys/fs/bpf").st_mode))
 """
 #: setresuid drops the capabilities that mount(2) needs.
 AS_NOBODY = "os.setresuid(65534, 65534, 65534)"
@@ -43,30 +40,27 @@ def in_own_namespace(script: str) -> list[str]:
 @pytest.mark.kernel
 def test_what_is_missing_gets_mounted() -> None:
     assert in_own_namespace(UNMOUNT_THEN_ENSURE % "") == [
-        "missing bpf tracefs",
-        "mounted bpf tracefs",
-        "missing",
+        "True",
         "0o41700",  # else 1777: every user may make directories there
     ]
 
 
 @pytest.mark.kernel
 def test_a_refused_mount_names_the_command() -> None:
-    _, refused, after = in_own_namespace(UNMOUNT_THEN_ENSURE % AS_NOBODY)
+    refused, after = in_own_namespace(UNMOUNT_THEN_ENSURE % AS_NOBODY)
     assert refused.startswith("3 bpf is not mounted at /sys/fs/bpf")
     assert refused.endswith("run as root: mount -t bpf -o mode=0700 bpf /sys/fs/bpf")
-    assert after == "missing bpf tracefs"
+    assert after == "False"
 
 
 def test_the_last_filesystem_mounted_at_a_path_counts(tmp_path: Path) -> None:
     table = tmp_path / "mounts"
-    mount = mounts.Mount("bpf", Path("/sys/fs/b pf"), "this test")
-    table.write_text("bpf /sys/fs/b\\040pf bpf rw 0 0\n")
-    assert mounts.is_mounted(mount, table)
-    table.write_text("bpf /sys/fs/b\\040pf bpf rw 0 0\nnone /sys/fs/b\\040pf tmpfs rw 0 0\n")
-    assert not mounts.is_mounted(mount, table)
+    table.write_text("bpf /sys/fs/bpf bpf rw 0 0\n")
+    assert mounts.is_mounted(table)
+    table.write_text("bpf /sys/fs/bpf bpf rw 0 0\nnone /sys/fs/bpf tmpfs rw 0 0\n")
+    assert not mounts.is_mounted(table)
     table.write_text("bpf /elsewhere bpf rw 0 0\n")
-    assert not mounts.is_mounted(mount, table)
+    assert not mounts.is_mounted(table)
 
 
 #: Moves into the cgroup, takes a namespace that begins there, and prints how a process outside looks, before and after.

@@ -1,7 +1,6 @@
 """The hook ladder as data: which rungs a machine offers, why not the others, and what each can promise."""
 
 import itertools
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +11,9 @@ import pytest
 from monitor.cli import doctor
 from monitor.errors import CannotError
 from monitor.kernel import bounds, cgroupfs, meminfo, rungs
-from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Offer, bpf_offers, promise
+from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Offer, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab import bench_race
-from tests import live
 
 GIB = 1 << 30
 BPF = tuple(Offer(name, True, "there") for name in BPF_RUNGS)
@@ -121,16 +119,3 @@ def test_what_hooks_on_charges_do_not_see_is_read_again_before_it_can_cross() ->
     assert bounds.reread_ns(0, rate, bounds.TURN_NS) == bounds.SHARE * bounds.TURN_NS, "the next page is below it"
     assert bounds.reread_ns(1, rate, 3 * bounds.TURN_NS) == 3 * bounds.SHARE * bounds.TURN_NS
     assert bounds.reread_ns(1, rate, 10**9) == bounds.REREAD_NS, "however dear a look is here"
-
-
-@pytest.mark.kernel
-def test_the_plan_is_the_same_before_tracefs_is_mounted(expected_rungs: tuple[str, ...]) -> None:
-    """`outrace run` mounts it; asked before its first start, BTF has to do."""
-    live.pin_dir()  # mounts it here
-    without = live.in_own_mounts("umount -l /sys/kernel/tracing")
-    plan = json.loads(live.outrace("doctor", "-o", "json", wrapper=without).stdout)["hook_plan"]
-    # Why one is not there may be worded otherwise.
-    here = [*((offer.name, offer.ok) for offer in bpf_offers()), (POLL, True)]
-    assert [(rung["name"], rung["ok"]) for rung in plan["rungs"]] == here
-    assert plan["rung"] == next(name for name, ok in here if ok)
-    assert plan["rung"] in (expected_rungs[:1] or BPF_RUNGS)
