@@ -207,7 +207,7 @@ def in_turn(
                     raise
                 if not told:
                     log.warning("waiting for what another process has", problem=str(error), at_most_s=patience_s)
-                    service.waiting(f"waiting: {error.message}")
+                    service.send(f"STATUS=waiting: {error.message}")
                 told = True
             sleep(_LOOK_S)
     finally:

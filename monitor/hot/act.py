@@ -94,8 +94,8 @@ class Actor:
             return None
         if pending_release.waits(coming.get(watch.signal, NOTHING), available, watch.hard_line):
             return None
-        goes = self.suspension.crossing(watch, reading, moved, coming).go
-        if not goes or (self.registry.grown and not self.suspension.is_of_first):
+        asked = self.suspension.crossing(watch, reading, moved, coming)
+        if not asked.answer.go or (self.registry.grown and not asked.is_of_first):
             return None  # the pod that grows may be one that was evicted and runs again: run the pass first
         victim = self.trigger.ready(entry.uid)
         if victim is None:
@@ -103,7 +103,7 @@ class Actor:
         decided_ns = time.monotonic_ns()
         self.evictor.note.begin(entry.cgroup_id, entry.usage or 0, decided_ns)
         victim.kill()
-        return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns())
+        return SentKill(entry, victim, reading, decided_ns, time.monotonic_ns(), asked)
 
     def may_evict(self, *, may_act: bool, pressed: bool = False, waits: bool = False, holds: bool = False) -> bool:
         """Whether the gate lets a pod through that is evicted for what it does itself."""

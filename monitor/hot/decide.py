@@ -186,9 +186,8 @@ class Decider:
 
     def _look(self, one: OnePass, watch: Watch | None, reading: Reading | None) -> None:
         """Read the numbers of this moment."""
-        if one.sent is not None and watch is not None:
-            reading = one.sent.reading
-            one.asked = self.suspension.figured(watch, reading, one.coming)
+        if one.sent is not None:
+            reading, one.asked = one.sent.reading, one.sent.asked
         elif self._registry.grown:
             self.pods.take_back(at_leisure=self._enforce and reading is None)  # else a pod was signalled
         one.now_ns = time.monotonic_ns()

@@ -11,6 +11,7 @@ from monitor.actions.evict import Eviction
 from monitor.actions.victim import Victim
 from monitor.hot.loop import Loop
 from monitor.hot.pending_release import PendingRelease
+from monitor.hot.suspension import Asked
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
@@ -34,6 +35,7 @@ class SentKill(NamedTuple):
     reading: Reading  # of the domain that was crossed
     decided_ns: int
     signalled_ns: int
+    asked: Asked
 
 
 @dataclass(eq=False)

@@ -20,36 +20,27 @@ class Service:
         # Left where they are: what this process becomes by an execv has to go on sending.
         path = os.environ.get("NOTIFY_SOCKET", "")
         usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
-        self._sock: socket.socket | None = None
+        self.is_there = bool(path)
         self._unsent = ""  # that it is ready
         self._address = "\0" + path[1:] if path.startswith("@") else path
-        if path:
-            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        mine = usec.isdecimal() and pid in ("", str(os.getpid()))
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        mine = path and usec.isdecimal() and pid in ("", str(os.getpid()))
         #: Half of what is allowed, as sd_watchdog_enabled(3) recommends.
-        self._every_ns = int(usec) * 1000 // 2 if self._sock is not None and mine and int(usec) else 0
+        self._every_ns = int(usec) * 1000 // 2 if mine else 0
         self._next_ns: int | None = 0 if self._every_ns else None
 
-    def _send(self, text: str) -> bool:
-        if self._sock is not None:
+    def send(self, text: str) -> bool:
+        """Send these lines; whether they are sent."""
+        if self.is_there:
             with suppress(OSError):  # full, or the manager is being replaced
                 self._sock.sendto(text.encode(), self._address)
                 return True
         return False
 
-    @property
-    def is_there(self) -> bool:
-        """Whether a service manager waits to be told."""
-        return self._sock is not None
-
-    def waiting(self, status: str) -> None:
-        """For what the start waits, in `systemctl status`."""
-        self._send(f"STATUS={status}")
-
     def ready(self, status: str) -> None:
         """Decisions can be made now."""
         text = f"READY=1\nSTATUS={status}"
-        self._unsent = "" if self._send(text) else f"{text}\n"
+        self._unsent = "" if self.send(text) else f"{text}\n"
 
     def due_ns(self) -> int | None:
         """When `alive` is due (CLOCK_MONOTONIC); None without a watchdog."""
@@ -57,15 +48,14 @@ class Service:
 
     def alive(self, now_ns: int) -> None:
         """The loop turns. 5 us, twice in the watchdog's time."""
-        if self._next_ns is not None and now_ns >= self._next_ns and self._send(f"{self._unsent}WATCHDOG=1"):
+        if self._next_ns is not None and now_ns >= self._next_ns and self.send(f"{self._unsent}WATCHDOG=1"):
             self._next_ns, self._unsent = now_ns + self._every_ns, ""
 
     def stopping(self) -> None:
         """The daemon ends on request; the last message that is sent."""
-        self._send("STOPPING=1")
+        self.send("STOPPING=1")
         self.close()
 
     def close(self) -> None:
-        if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+        self.is_there = False
+        self._sock.close()

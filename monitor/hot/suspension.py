@@ -29,10 +29,13 @@ QUIET_NS = 1_000_000_000
 
 
 class Asked(NamedTuple):
-    """The answer, and the figures that it follows from, by signal, for the record."""
+    """The answer, and the figures that it follows from, by signal, for the record. ``is_of_first``: it is let through
+    because the first candidate itself had grown; other figures than that are not needed.
+    """
 
     answer: Answer
     known: Mapping[str, Figures]
+    is_of_first: bool = False
 
 
 UNASKED = Asked(GO, {})
@@ -54,42 +57,23 @@ class Suspension:
         self._changed = False
         self._reported_reason = ""  # the last one; "" once it is reported that evictions are resumed
         self._reported_ns = 0
-        self._asked = UNASKED  # at the last crossing
-        self._measured: Measured | None = None  # the same, until the signal is out
 
     # asking
 
-    def crossing(
-        self, watch: Watch, reading: Reading, moved: Mapping[int, int], coming: Mapping[str, Coming]
-    ) -> Answer:
+    def crossing(self, watch: Watch, reading: Reading, moved: Mapping[int, int], coming: Mapping[str, Coming]) -> Asked:
         """Whether the first of the order may be evicted before a pass: a hard threshold of ``watch`` is met.
 
         ``moved``: domain index -> working set, of pods that were not ranked anew. ``coming``: the pending release,
         which helps as much as what candidates have.
         """
-        self._asked, self._measured = UNASKED, None
         if not self.active:
-            return GO
+            return UNASKED
         measured = self.figures.measure(watch, reading, moved)
         if measured.growth is not None and measured.growth.is_of_first:
-            self._measured = measured
-            return GO
+            return Asked(GO, {}, is_of_first=True)
         thresholds = [t for t, line in zip(watch.thresholds, watch.lines, strict=True) if t.hard and line]
         seen = {watch.signal: watch.observation(reading, 0)}
-        self._asked = self._judged(thresholds, seen, ((watch, reading),), coming, measured)
-        return self._asked.answer
-
-    @property
-    def is_of_first(self) -> bool:
-        """Whether the last crossing was let through because the first candidate itself had grown."""
-        return self._measured is not None
-
-    def figured(self, watch: Watch, reading: Reading, coming: Mapping[str, Coming]) -> Asked:
-        """The answer of the last `crossing`, with the figures that it did not need. For after the signal: 40 us."""
-        measured, self._measured = self._measured, None
-        if measured is None:
-            return self._asked
-        return Asked(GO, {watch.signal: _with(coming, watch, self.figures.of_sums(watch, reading, measured))})
+        return self._judged(thresholds, seen, ((watch, reading),), coming, measured)
 
     def ask(
         self,
@@ -152,7 +136,7 @@ class Suspension:
         """Report when evictions are suspended or resumed. While they are suspended the kernel signals no pod."""
         if asked.answer.reason:
             self._suspend(asked, outcome, seen, entry, now_ns)
-        elif asked.known and asked.answer.go:
+        elif (asked.known or asked.is_of_first) and asked.answer.go:
             self._resume("evictions help now", now_ns)
         if not asked.answer.go:
             self.trigger.stand_down()
