@@ -28,7 +28,6 @@ from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard, Loop, Timer
 from monitor.hot.pod_sync import PodSync
-from monitor.hot.reconfigure import Configuration
 from monitor.hot.report import Report
 from monitor.hot.sd_notify import Service
 from monitor.hot.supervise import Side, SideRestarts
@@ -77,9 +76,10 @@ class Hot:
         self.records, kills = self.readers[0], self.readers[-1]
         records = self.records
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, records.read_events)
-        self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps, side)
-        self.configuration = configuration = Configuration(gauge, decider, records, housekeeping, side, outbox)
-        others = _other_messages(decider, evictor, configuration, outbox)
+        self.housekeeping = housekeeping = Housekeeping(
+            gauge, registry, evictor, decider, records, kills, sweeps, side, outbox
+        )
+        others = _other_messages(decider, evictor, housekeeping, outbox)
         self.pods = pods = PodSync(guard, registry, decider, housekeeping, records.read_events, outbox, others)
         self.restarts = restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
@@ -162,7 +162,7 @@ class Hot:
         self.restarts.open()
         wake_fd, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGHUP, self.configuration.ask)  # early: unhandled it would end the process
+        signal.signal(signal.SIGHUP, lambda *_: None)  # early: unhandled it would end the process
         # A parent may have had them blocked, which an exec inherits: SIGTERM would never end it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -183,10 +183,10 @@ class Hot:
             log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
 
     def _take_wakeup(self, fd: int) -> None:
-        """A signal has arrived; its handler has run."""
+        """Signals have arrived; their handlers have run. SIGHUP: have the helper read the configuration again."""
         with suppress(BlockingIOError):
-            os.read(fd, 64)
-        self.configuration.go_on()
+            if signal.SIGHUP in os.read(fd, 64):
+                self.outbox.send(rare_messages.Reread())
 
     def stop(self, *_: Any) -> None:
         self.loop.is_stopping = True
@@ -223,7 +223,7 @@ def _eviction_order(config: RunConfig, outbox: Outbox) -> tuple[EvictionOrder, P
 
 
 def _other_messages(
-    decider: Decider, evictor: Evictor, configuration: Configuration, outbox: Outbox
+    decider: Decider, evictor: Evictor, housekeeping: Housekeeping, outbox: Outbox
 ) -> dict[type, Callable[[Any], object]]:
     """What handles the messages of the helper that are not of pods."""
     return {
@@ -233,7 +233,7 @@ def _other_messages(
         messages.Reaped: lambda message: evictor.reaped(message.id),
         messages.Reclaimed: lambda message: evictor.pending.reclaimed(message.id),
         messages.Lives: lambda message: evictor.pending.answered(message.id, message.lives),
-        rare_messages.Reconfigure: configuration.take,
+        rare_messages.Reconfigure: housekeeping.take_config,
         rare_messages.KubeletEviction: decider.holds.take_eviction,
         rare_messages.Softened: decider.holds.take_softened,
         rare_messages.StallCause: decider.take_stall_cause,

@@ -179,7 +179,7 @@ FromHolds = Held | HoldEnded | Soften
 ToHolds = KubeletEviction | Softened
 
 
-# of another configuration while running (`monitor.hot.reconfigure`, `monitor.side.reload`)
+# of another configuration while running (`monitor.hot.housekeeping`, `monitor.side.reload`)
 
 
 class Reread(NamedTuple):

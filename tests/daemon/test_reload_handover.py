@@ -13,7 +13,7 @@ import pytest
 from monitor.cli.daemons import _answer
 from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
-from monitor.hot.reconfigure import Configuration
+from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.supervise import Side
 from monitor.kernel import meminfo
 from monitor.link import upgrade
@@ -166,17 +166,17 @@ def test_the_next_side_gets_the_new_descriptor() -> None:
         os.close(side.timer.fileno())
 
 
-def configuration(**given: Any) -> tuple[Configuration, Counters]:
+def housekeeping(**given: Any) -> tuple[Housekeeping, Counters]:
     """``given``: arguments of the constructor, by name; nothing comes of the others."""
-    names = ("gauge", "decider", "records", "housekeeping", "side")
+    names = ("gauge", "registry", "evictor", "decider", "records", "kills", "sweeps", "side")
     stats: Any = Counters()
     box = outbox(given.pop("send", None), stats)
-    return Configuration(outbox=box, **{**dict.fromkeys(names), **given}), stats
+    return Housekeeping(outbox=box, **{**dict.fromkeys(names), **given}), stats
 
 
 def test_what_a_newer_side_sends_is_refused_and_ends_nobody() -> None:
-    made, stats = configuration()
-    made.take(Reconfigure(3, '{"of_a_later_version": 1}'))
+    made, stats = housekeeping()
+    made.take_config(Reconfigure(3, '{"of_a_later_version": 1}'))
     assert stats == {"config_refused": 3}
 
 
@@ -208,17 +208,17 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
         reconfigure=lambda after: Decider.reconfigure(decider, after),
         _trigger=SimpleNamespace(stand_down=step("stand down")),
     )
-    made, _ = configuration(
+    made, _ = housekeeping(
         records=SimpleNamespace(read_events=step("read"), watch=step("watch")),
         side=SimpleNamespace(take_config=os.close),
         gauge=SimpleNamespace(
             watches=[watch], known=lambda _: known, arm_thresholds=step("arm"), reading=lambda _: None
         ),
         decider=decider,
-        housekeeping=SimpleNamespace(watch_thresholds=step("sweep"), look=step("look")),
         send=lambda message: done.append(f"{message.signal} {message.available}"),
     )
-    made.take(Reconfigure(1, after.to_json()))
+    made.watch_thresholds, made.look = step("sweep"), step("look")
+    made.take_config(Reconfigure(1, after.to_json()))
     over = "memory.available 50"
     assert done == ["read", "stand down", "arm", "watch" if known else "sweep", over, "look", "pass", "prepare"]
     assert decider.compared.met == ()
