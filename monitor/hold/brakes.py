@@ -9,7 +9,6 @@ from monitor.actions.ledger import Ledger
 from monitor.hold.brake_limit import panics_at_cap
 from monitor.hold.pod_brake import PodBrake
 from monitor.hold.report import Hold
-from monitor.hold.thaw_reasons import KILL
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
@@ -27,9 +26,9 @@ REFRESH_NS = 5_000_000_000
 #: A release that the kernel refused is tried again this often. Any other unfinished release continues by parts; after
 #: each the loop rests so many times as long as the part took.
 AGAIN_NS, _REST = 1_000_000_000, 4
-#: What a check of a brake in force finds, besides `KILL` and `START`: no process is left of the pod, another program
-#: removed the brake, or the pod has run for what waited.
-GONE, LOST, ENDED = "gone", "lost", "ended"
+#: What a check of a brake in force finds: no process is left of the pod, another program removed the brake, a SIGKILL
+#: waits in it, or the pod has run for one.
+GONE, LOST, KILL, ENDED = "gone", "lost", "kill", "ended"
 
 #: Time between two checks of a held pod: whether a process lives in it, whether its brake is still in force; and of one
 #: that runs. One pod in a turn of the loop, because a check on v1 takes up to 4 ms (64 processes at 30 us, two times 64
@@ -43,9 +42,9 @@ UNTIL_NEXT_LOOK = 24 << 20
 class HoldBrakes:
     """By uid. One that cannot be used is kept as well, so that it is not tried at every crossing.
 
-    A pod that v1's freezer holds runs while a SIGKILL waits in it, or runc starts a process in it. The pod can cause
-    either as often as it wants: it can kill its own children, and name a process as runc does. Its growth meanwhile
-    ends at its cap, so nothing counts how often it runs (`monitor.policy.hold.may_run`).
+    A pod that v1's freezer holds runs while a SIGKILL waits in it. The pod can cause that as often as it wants: it can
+    kill its own children. Its growth meanwhile ends at its cap, so nothing counts how often it runs
+    (`monitor.policy.hold.may_run`).
     """
 
     def __init__(self, hierarchy: Hierarchy, journal: Ledger, send: Send) -> None:
@@ -117,7 +116,7 @@ class HoldBrakes:
         return _longest_ago(self.running, now_ns - THAWED_NS) is not None
 
     def look_after(self, entry: PodEntry) -> str:
-        """Whether it is still held: `GONE`, `LOST`, `KILL`, `START`, `ENDED`, "" where there is nothing to do."""
+        """Whether it is still held: `GONE`, `LOST`, `KILL`, `ENDED`, "" where there is nothing to do."""
         try:
             if cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return GONE
@@ -128,11 +127,10 @@ class HoldBrakes:
             return ""
         if brake.usage() is None:  # its cgroup was made anew: nothing of this brake is in force there
             return GONE
-        waits = brake.waits_for_thaw()
-        if waits == KILL or (waits and brake.in_force()):  # a pod can have what looks like a start for ever
-            return waits
+        if brake.waits_for_thaw():
+            return KILL
         ran, brake.runs = brake.runs, False
-        if ran:  # for a probe's process, perhaps: the pod lives on
+        if ran:  # for one process of many, perhaps: the pod lives on
             return ENDED
         return "" if brake.in_force() else LOST
 

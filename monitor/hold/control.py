@@ -12,10 +12,9 @@ from typing import Any
 
 from monitor.actions.ledger import Ledger, is_noted
 from monitor.hold.brake_limit import ROOM, panics_at_cap
-from monitor.hold.brakes import ENDED, GONE, LOST, THAWED_NS, HoldBrakes
+from monitor.hold.brakes import ENDED, GONE, KILL, LOST, THAWED_NS, HoldBrakes
 from monitor.hold.figures import HoldFigures, KubeletAnswers
 from monitor.hold.report import Hold
-from monitor.hold.thaw_reasons import KILL, START
 from monitor.link.outbox import Outbox
 from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
@@ -285,7 +284,7 @@ class HoldControl:
         found = self._brakes.look_after(held.entry)
         if found == GONE:
             self._gone.append(uid)
-        elif found in (KILL, START) and ((is_evicted and held.cap) or self._may_run(held, found)):
+        elif found == KILL and ((is_evicted and held.cap) or self._may_run(held)):
             self._brakes.let_run(uid)
         elif found == ENDED or self._brakes.runs(uid) or (found == LOST and not is_evicted):
             self._put_in_force(held, held.pod)
@@ -298,19 +297,17 @@ class HoldControl:
                 self._put_in_force(held, held.pod)
                 self._report(held, resent=False)
 
-    def _may_run(self, held: Hold, waits: str) -> bool:
-        """Whether it may run until the next check. Not twice in a row: a pod can cause runs all the time.
-        For a SIGKILL it may also run below a lower cap.
+    def _may_run(self, held: Hold) -> bool:
+        """Whether it may run until the next check, perhaps below a lower cap. Not twice in a row: a pod can cause runs
+        all the time.
         """
-        figures, uid = self._figures, held.pod.uid
-        is_next = uid == figures.first() and hold.awaits_kubelet(self.rules, self.state)
-        if self._brakes.runs(uid) or (waits == START and not (is_next and figures.is_far_from_cap(held))):
+        if self._brakes.runs(held.pod.uid):
             return False
         self._gauge.reread()
         if self._has_room(held):
             return True
-        cap, least = held.cap, (figures.usage(uid) or 0) + ROOM
-        if waits != KILL or cap <= least:
+        cap, least = held.cap, (self._figures.usage(held.pod.uid) or 0) + ROOM
+        if cap <= least:
             return False
         held.cap = least
         if not self._has_room(held):

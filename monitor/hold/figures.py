@@ -142,10 +142,6 @@ class HoldFigures:
         rooms = [max(0, one.cap - self._working_set(one.pod.uid)) if one.cap else UNTIL_NEXT_LOOK for one in run]
         return sum(min(room, UNTIL_NEXT_LOOK) for room in rooms)
 
-    def is_far_from_cap(self, held: Hold) -> bool:
-        """Whether it cannot reach its cap until the next check: system calls fail there, and programs end by that."""
-        return held.cap - (self.usage(held.pod.uid) or 0) >= UNTIL_NEXT_LOOK
-
     def _working_set(self, uid: str) -> int:
         """By the registry's entry: that of a hold may be older than a container that was started again."""
         entry = self.registry.by_uid.get(uid)
@@ -196,16 +192,11 @@ class HoldFigures:
             domains=domains,
             growers=wanted,
             victim=("", 0) if victim is None or held is None else (victim.uid, held),
-            first=self.first(),
+            first="" if (first := self.registry.first()) is None else first.uid,
             usages=usages,
             freezes=all("freeze" in brake.kind for uid in whose if (brake := self.brakes.get(uid)) is not None),
             slow=[uid for uid in usages if (brake := self.brakes.get(uid)) is not None and "high" in brake.kind],
         )
-
-    def first(self) -> str:
-        """Uid of the first of the eviction order."""
-        first = self.registry.first()
-        return "" if first is None else first.uid
 
     def usage(self, uid: str) -> int | None:
         """Bytes charged to a pod that has an open brake."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Generator
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,8 +33,9 @@ from monitor.actions.victim import has_spared
 from monitor.hold.brake_file import Braked, BrakeFile, Planned, counts_below, joined, slow_at
 from monitor.hold.brake_ledger import BrakeLedger
 from monitor.hold.brake_limit import COMPANIONS, LIMIT_FILES, ROOM, plan_limit, write_limit
-from monitor.hold.thaw_reasons import ThawReasons
 from monitor.kernel import cgroupfs
+from monitor.kernel.cgroup_procs import CGROUPS, walk
+from monitor.kernel.procfs import kill_pends
 from monitor.kernel.troubles import TROUBLES
 
 #: What is in force. `HIGH`: on v2.
@@ -41,6 +43,10 @@ LIMIT, HIGH, FREEZE = "limit", "high", "freeze"
 _HIGH_FILE = "memory.high"
 _FROZEN = {"cgroup.freeze": "1", "freezer.state": "FROZEN"}
 _FREEZE_FILES = tuple(_FROZEN)
+#: Processes in one check for SIGKILL, by the hot thread, 30 us each. A pod may have thousands.
+PROCESSES = 64
+#: ... and the time after which a check ends, however long one of them took.
+_MOST_NS = 1_000_000
 #: The order of the release. A pod that is thawed, or has its OOM killer again, before its cap is gone is killed at it.
 _UNDONE = (*LIMIT_FILES, *COMPANIONS, _HIGH_FILE, *_FREEZE_FILES)
 
@@ -59,7 +65,7 @@ class PodBrake:
         self.runs, self.looked_ns, self.opened_ns = False, 0, 0
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
-        self._thaw_reasons = ThawReasons(cgroup)
+        self._kills = PendingKills(cgroup)
         #: From now on the helper sets memory.high, until the release (a soft brake).
         self.high_is_left = False
         self.refresh()
@@ -210,15 +216,15 @@ class PodBrake:
         except (OSError, ValueError):
             return None
 
-    def waits_for_thaw(self) -> str:
-        """What waits for v1's freezer: `KILL` or `START`. Checks a part of the processes (`ThawReasons`)."""
+    def waits_for_thaw(self) -> bool:
+        """Whether a SIGKILL waits in v1's freezer. Checks a part of the processes (`PendingKills`)."""
         if "freezer.state" not in self._ledger.changes:
-            return ""
+            return False
         try:
-            return self._thaw_reasons.look()
+            return self._kills.look()
         except OSError as error:
             self._trouble(error)
-            return ""
+            return False
 
     def thaw(self) -> None:
         """Let it run, below its cap if it has one."""
@@ -280,3 +286,41 @@ class PodBrake:
         with suppress(OSError):
             os.close(self._usage)
         self._usage = -1
+
+
+class PendingKills:
+    """Looks in rounds for a SIGKILL that waits in a process of one pod, a part in each call."""
+
+    def __init__(self, cgroup: Path) -> None:
+        self._cgroup = cgroup
+        self._walk: Generator[tuple[str, set[int]]] | None = None
+        self._pids: list[int] = []
+
+    def look(self) -> bool:
+        """Whether one is pending in one of the next processes. Raises OSError."""
+        self._walk = self._walk or walk(self._cgroup)
+        processes, cgroups, end_ns = PROCESSES, CGROUPS, time.monotonic_ns() + _MOST_NS
+        is_first = True  # each check makes progress, however slow the CPU
+        while processes and (self._pids or cgroups) and (is_first or time.monotonic_ns() < end_ns):
+            is_first = False
+            if self._pids:
+                processes -= 1
+                if _is_killed(self._pids.pop()):
+                    self._pids, self._walk = [], None
+                    return True
+                continue
+            cgroups -= 1
+            following = next(self._walk, None)
+            if following is None:
+                self._walk = None
+                break
+            self._pids = list(following[1])
+        return False
+
+
+def _is_killed(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return kill_pends(file.read().rpartition(b")")[2].split())
+    except (OSError, IndexError, ValueError):
+        return False  # it has ended

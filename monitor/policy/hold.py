@@ -177,20 +177,13 @@ def advance(rules: Rules, state: State, look: Look) -> tuple[State, Steps]:
 
 
 def may_run(rules: Rules, state: State, domains: Mapping[str, Domain], room: int) -> bool:
-    """Whether a held pod may run for a moment, for a SIGKILL or a process that starts in it: not if ``room`` reaches to
-    the kill threshold, or to a kubelet's line that is not met. ``room``: bytes available that this pod and all that run
+    """Whether a held pod may run for a moment, for a SIGKILL: not if ``room`` reaches to the kill threshold, or to a
+    kubelet's line that is not met. ``room``: bytes available that this pod and all that run
     already may allocate below their caps.
     """
     above = rules.kubelet and not state.met_ns
     floors = {s: d.line if above else second_line(state.left.get(s, d.available)) for s, d in domains.items()}
     return all(room < domain.available - floors[signal] for signal, domain in domains.items())
-
-
-def awaits_kubelet(rules: Rules, state: State) -> bool:
-    """Whether a kubelet is about to evict the first of the order: its line is met, and pods are stopped beyond it. Then
-    an exec that has begun in that pod must not delay its end.
-    """
-    return rules.kubelet and bool(state.met_ns) and not (state.opened or state.tight or state.step == ACROSS)
 
 
 def is_in_the_way(state: State) -> bool:

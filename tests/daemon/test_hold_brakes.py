@@ -10,12 +10,12 @@ import pytest
 
 from monitor.actions.ledger import Ledger
 from monitor.hold import brakes as hold_brakes
-from monitor.hold import thaw_reasons
-from monitor.hold.brakes import HoldBrakes
-from monitor.hold.thaw_reasons import KILL, START, ThawReasons
+from monitor.hold import pod_brake
+from monitor.hold.brakes import KILL, HoldBrakes
+from monitor.hold.pod_brake import PendingKills
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.hold.braked import MIB, V2, Stand, stand
+from tests.hold.braked import V2, Stand, stand
 
 pytestmark = pytest.mark.kernel
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.kernel
 @pytest.fixture(autouse=True)
 def whole_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look ends after a millisecond, and a brake is due again after 5 s, which other work on the CPUs may take."""
-    monkeypatch.setattr(thaw_reasons, "_MOST_NS", 1 << 60)
+    monkeypatch.setattr(pod_brake, "_MOST_NS", 1 << 60)
     monkeypatch.setattr(hold_brakes, "REFRESH_NS", 1 << 60)
 
 
@@ -88,59 +88,26 @@ def test_a_frozen_pod_runs_only_until_who_was_killed_in_it_has_ended(tmp_path: P
         brakes.drop("a")
 
 
-def test_a_frozen_pod_runs_for_a_process_that_runc_starts(tmp_path: Path) -> None:
-    """Or its container could not be killed. A name can be taken in vain: below its cap."""
-    with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        only_with_v1s_freezer(held)
-        puppet.do("open('/proc/self/comm', 'w').write('runc:[2:INIT]')")
-        entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
-        brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path), lambda _: True)
-        brake = brakes.of(entry)
-        assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
-        assert [brakes.look_after(entry) for _ in range(3)] == [START] * 3
-        brakes.let_run("a")
-        assert brakes.running == [brake]
-        assert (held.freezer / "freezer.state").read_text().strip() == "THAWED"
-        puppet.do("open('/proc/self/comm', 'w').write('started')")
-        assert brakes.look_after(entry) == hold_brakes.ENDED
-        assert brake.apply((brake.usage() or 0) + 8 * MIB) is not None
-        brakes.drop("a")
-
-
-def test_a_name_as_runcs_hides_no_brake_that_another_program_removed(tmp_path: Path) -> None:
-    """Any process can have that name for as long as it wants, and its pod would grow on."""
-    with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        only_with_v1s_freezer(held)
-        puppet.do("open('/proc/self/comm', 'w').write('runc:[2:INIT]')")
-        entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
-        brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path), lambda _: True)
-        assert brakes.of(entry).apply(0) is not None
-        assert brakes.look_after(entry) == START
-        (held.freezer / "freezer.state").write_text("THAWED")
-        assert brakes.look_after(entry) == hold_brakes.LOST
-        brakes.drop("a")
-
-
 def test_who_has_ended_waits_for_no_thaw(tmp_path: Path) -> None:
     """A zombie has the SIGKILL that ended it pending, for the process, until its parent asks, which may be never."""
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
         puppet.do("import os, signal, time; pids = [os.fork() for _ in range(3)]; all(pids) or time.sleep(60)")
-        reasons = ThawReasons(held.pod)
+        kills = PendingKills(held.pod)
         puppet.do("open('/proc/self/comm', 'w').write(f'{pids[0]}')")
         zombie = int(Path(f"/proc/{puppet.pid}/comm").read_text())
-        reasons._walk = iter([("", {zombie})])
+        kills._walk = iter([("", {zombie})])
         puppet.do("[os.kill(pid, signal.SIGKILL) for pid in pids if pid]")
         puppet.do("[os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) for pid in pids if pid]")
         assert "ShdPnd:\t0000000000000100" in Path(f"/proc/{zombie}/status").read_text(), "the kernel says so"
-        assert reasons.look() == ""
+        assert not kills.look()
 
 
 def test_groups_of_a_process_make_no_look_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc/PID/status has all 65,536 of them, and took 30 ms for each process of a held pod."""
     read = list[str]()
-    monkeypatch.setattr(thaw_reasons, "open", lambda name, how: read.append(name) or open(name, how), raising=False)  # noqa: SIM115
+    monkeypatch.setattr(pod_brake, "open", lambda name, how: read.append(name) or open(name, how), raising=False)  # noqa: SIM115
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
-        puppet.do("import os; os.setgroups(range(65536)); open('/proc/self/comm', 'w').write('runc:[2:INIT]')")
-        assert ThawReasons(held.pod).look() == START
+        puppet.do("import os; os.setgroups(range(65536))")
+        assert not PendingKills(held.pod).look()
         assert Path(f"/proc/{puppet.pid}/status").read_bytes().count(b" ") > 65536
         assert [len(Path(name).read_bytes()) < 4096 for name in read] == [True]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from monitor.hold.brake_file import Braked
+from monitor.hold.brakes import KILL
 from monitor.hold.report import REPORTS
-from monitor.hold.thaw_reasons import KILL, START
 from monitor.link.messages import PodSeen
 from monitor.link.rare_messages import Held, KubeletEviction
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported
@@ -32,9 +32,9 @@ def thaws(brake: StandInBrake) -> int:
     return sum(how == "thaw" for how, _ in brake.log)
 
 
-def waits_frozen(brake: StandInBrake, what: str = KILL) -> Callable[[], str]:
+def waits_frozen(brake: StandInBrake) -> Callable[[], bool]:
     """What a look at it finds, whenever it is stopped."""
-    return lambda: what if brake.log[-1][0] == "apply" else ""
+    return lambda: brake.log[-1][0] == "apply"
 
 
 def both_held(world: World, available: int) -> None:
@@ -84,22 +84,6 @@ def test_a_pod_that_was_thawed_for_a_sigkill_is_stopped_again(world: World) -> N
     assert len(brake.log) == 3
 
 
-@pytest.mark.parametrize(
-    ("has", "available", "runs"), [(301, 99, True), (326, 99, True), (327, 99, False), (313, 48, False)]
-)
-def test_the_pod_that_a_kubelet_would_evict_runs_for_a_process_that_starts_in_it(
-    world: World, has: int, available: int, runs: bool
-) -> None:
-    """Not where it may come to its cap of 350.5 MiB until the next look, or to the kill threshold of 24.75 MiB."""
-    grown(world, 301, 99)
-    brake = world.brakes[HOG]
-    brake.waits = START
-    grown(world, has, available)
-    world.look()
-    assert bool(thaws(brake)) is runs
-    assert world.sent == []
-
-
 @pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
 @pytest.mark.parametrize(("cache", "available", "cap"), [(0, 50, 350.5), (0, 40, 302), (10, 40, 302), (15, 40, 350.5)])
 def test_a_sigkill_needs_no_more_than_what_a_lower_cap_leaves(
@@ -124,17 +108,6 @@ def test_a_thaw_that_the_kernel_refused_is_tried_again_for_a_pod_that_a_kubelet_
     brake.waits, before = KILL, thaws(brake)  # it is frozen still
     follow(world, SECOND // 5)
     assert thaws(brake) > before + 10
-
-
-def test_one_that_a_kubelet_would_not_evict_stays_frozen(world: World) -> None:
-    grown(world, 301, 99)
-    world.put(1, 1000, 300, "Burstable", False, 600)
-    world.put(0, 1000, 300, "Burstable", False, 301)
-    world.run(98, False)
-    brake = world.brakes[HOG]
-    brake.waits = START
-    look_later(world)
-    assert not thaws(brake)
 
 
 def test_only_who_runs_is_looked_at_so_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +137,7 @@ def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: 
     both_held(world, 99)
     brake, index = world.brakes[HOG], world.registry.by_uid[HOG].index
     world.brakes[DB].waits_for_thaw = lambda: KILL if thaws(world.brakes[DB]) == 0 else ""
-    brake.waits_for_thaw = waits_frozen(brake, START)
+    brake.waits_for_thaw = waits_frozen(brake)
     follow(world, SECOND // 5, growing(world, (HOG,), gib_per_s))
     assert thaws(brake)
     assert world.table.sets[index] > 210 * MIB

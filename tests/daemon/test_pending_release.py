@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from monitor.hold.thaw_reasons import CGROUPS
 from monitor.hot.pending_release import (
     CONFIRM_NS,
     DOUBTS_NS,
@@ -21,6 +20,7 @@ from monitor.hot.pending_release import (
     PendingRelease,
 )
 from monitor.kernel import cgroup_procs
+from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.domains import Reading
 from monitor.link.messages import NAMES, Evicted
 from monitor.policy.pending_release import Coming, waits

@@ -18,12 +18,12 @@ from monitor.actions import changes
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import HELD
 from monitor.cli.run import lock
-from monitor.hold import thaw_reasons
+from monitor.hold import pod_brake
 from monitor.hold.brake_file import BrakeFile
 from monitor.hold.brakes import HoldBrakes
-from monitor.hold.pod_brake import FREEZE, LIMIT
-from monitor.hold.thaw_reasons import CGROUPS, ThawReasons
+from monitor.hold.pod_brake import FREEZE, LIMIT, PendingKills
 from monitor.kernel import cgroup_procs, cgroupfs
+from monitor.kernel.cgroup_procs import CGROUPS
 from tests import live
 from tests.actions.test_ledger import killed_daemon
 from tests.commands import run
@@ -182,10 +182,10 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "scandir", Listed)
     read, real = list[str](), cgroup_procs._pids_in
     monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
-    monkeypatch.setattr(thaw_reasons, "_MOST_NS", 60_000_000_000)  # an emulated CPU lists for a millisecond
-    reasons = ThawReasons(tmp_path)
+    monkeypatch.setattr(pod_brake, "_MOST_NS", 60_000_000_000)  # an emulated CPU lists for a millisecond
+    kills = PendingKills(tmp_path)
     looks = (lambda: cgroup_procs.anybody(tmp_path, CGROUPS), lambda: cgroup_procs.empty(tmp_path, CGROUPS))
-    for look in (*looks, reasons.look, reasons.look):
+    for look in (*looks, kills.look, kills.look):
         LISTED.clear()
         read.clear()
         look()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED
-from monitor.hold import thaw_reasons
+from monitor.hold import pod_brake
 from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from tests import live
@@ -111,8 +111,8 @@ def test_a_cgroup_that_is_gone(held: Stand) -> None:
 def test_a_sigkill_is_found_among_many_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts: the hot process looks ten times a second. In which of them the process is depends on its pid."""
     seen: list[int] = []
-    waits_for = thaw_reasons._waits_for
-    monkeypatch.setattr(thaw_reasons, "_waits_for", lambda pid: seen.append(pid) or waits_for(pid))
+    is_killed = pod_brake._is_killed
+    monkeypatch.setattr(pod_brake, "_is_killed", lambda pid: seen.append(pid) or is_killed(pid))
     if V2:
         pytest.skip("cgroup v2 lets SIGKILL through")
     with stand(tmp_path / "state", 512) as held, held.puppet() as puppet:
@@ -124,7 +124,7 @@ def test_a_sigkill_is_found_among_many_processes(tmp_path: Path, monkeypatch: py
         while len(set(seen)) < 151:
             before = len(seen)
             assert not brake.waits_for_thaw()
-            assert len(seen) - before <= thaw_reasons.PROCESSES
+            assert len(seen) - before <= pod_brake.PROCESSES
         puppet.process.kill()
         live.until(brake.waits_for_thaw, "the look that has it")
         brake.thaw()

@@ -3,14 +3,13 @@ and whether one may run for a moment for a process that starts in it.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy import hold
-from monitor.policy.hold import ACROSS, FREE, Domain, Look, Rules, State, Steps, awaits_kubelet, may_run
+from monitor.policy.hold import FREE, Domain, Look, Rules, State, Steps, may_run
 from tests.policy.test_hold import ALONE, BESIDE, LINE, MIB, held, node, run
 
 _LINES = st.sampled_from([MIB, 2 * MIB, 7 * MIB, LINE, 100 * MIB])
@@ -195,19 +194,3 @@ def test_a_held_pod_may_run_above_the_second_line(
 ) -> None:
     """31 MiB were left as it was held, so that line is at 7.75; a kubelet's, which is not met, at 32."""
     assert may_run(rules, state, node(available * MIB), room * MIB) is may
-
-
-@pytest.mark.parametrize(
-    ("rules", "more", "waits"),
-    [
-        (BESIDE, {}, True),
-        (ALONE, {}, False),
-        (BESIDE, {"met_ns": 0}, False),
-        (BESIDE, {"opened": "unanswered"}, False),
-        (BESIDE, {"tight": True}, False),
-        (BESIDE, {"step": ACROSS}, False),
-    ],
-    ids=["beyond its line", "no kubelet", "above its line", "the policy decides", "no cap is left", "on its way"],
-)
-def test_a_kubelet_is_waited_for(rules: Rules, more: dict[str, Any], waits: bool) -> None:
-    assert awaits_kubelet(rules, held(rules)._replace(**more)) is waits
