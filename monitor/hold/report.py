@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from monitor.link.rare_messages import Held, HoldEnded
+from monitor.link.messages import PodHeld, PodReleased, Rows
 from monitor.policy import hold
 from monitor.policy.hold import Pod, Rules, State
 from monitor.policy.synchronize import DEFAULT_POD_GRACE_S
@@ -54,15 +52,15 @@ class Hold:
         grace_s = self.entry.grace_s
         return (DEFAULT_POD_GRACE_S if grace_s is None else grace_s) * 1_000_000_000
 
-    def held(self, rules: Rules, state: State, available: int, order: Sequence[Sequence[Any]], *, resent: bool) -> Held:
+    def held(self, rules: Rules, state: State, available: int, order: Rows, *, resent: bool) -> PodHeld:
         """The report that it is held, and how. ``available``: bytes of its domain; ``order``: the first candidates."""
         watch, pod = self.watch, self.pod
         left = state.left.get(watch.signal, watch.hard_line)
-        return Held(
-            id=self.id,
+        return PodHeld(
+            hold=self.id,
             decision=self.decision,
             pod=pod.uid,
-            name=self.entry.title,
+            pod_name=self.entry.title,
             ts_ns=self.braked_ns,
             crossed_ns=self.crossed_ns or None,
             brake=self.brake,
@@ -70,6 +68,7 @@ class Hold:
             usage=pod.usage,
             signal=watch.signal,
             domain=watch.name,
+            hard=True,  # only hard thresholds hold
             quantity=watch.hard_line,
             available=available,
             second_line=hold.second_line(left) if rules.kills else 0,
@@ -81,18 +80,18 @@ class Hold:
             since_ns=pod.since_ns,
         )
 
-    def ended(self, why: str, usage: int, available: int, other: str) -> HoldEnded:
+    def ended(self, why: str, usage: int, available: int, other: str) -> PodReleased:
         """The report of its end. ``usage``: bytes charged to it now; ``other``: the pod that the kubelet evicted."""
         now = time.monotonic_ns()
-        return HoldEnded(
-            id=self.id,
+        return PodReleased(
+            hold=self.id,
             pod=self.pod.uid,
-            name=self.entry.title,
+            pod_name=self.entry.title,
             ts_ns=now,
             held_ns=now - self.pod.since_ns,
             why=why,
             grew=max(self.most, usage) - self.pod.usage,
             usage=usage,
             available=available,
-            other=other if why == hold.OTHER_POD else "",
+            instead=other if why == hold.OTHER_POD else None,
         )

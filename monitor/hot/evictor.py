@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from monitor.hot.suspension import Asked
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Evicted, Killed, Reap
+from monitor.link.messages import Evicted, Reap, Signalled
 from monitor.link.outbox import Outbox
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
@@ -189,7 +190,7 @@ class Evictor:
 
     def _send_killed(self, eviction: Eviction) -> None:
         assert eviction.killed_ns is not None
-        self.outbox.send(Killed(eviction.victim.uid, eviction.name, eviction.killed_ns))
+        self.outbox.send(Signalled(eviction.killed_ns, eviction.victim.uid, eviction.name, signal.SIGKILL))
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""

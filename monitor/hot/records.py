@@ -9,7 +9,7 @@ from monitor.hot.decide import Decider
 from monitor.hot.loop import Loop
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import Cross, Flight
+from monitor.link.messages import Crossing, Flight
 from monitor.link.outbox import Outbox
 from monitor.sources.watch import Watch
 
@@ -77,7 +77,7 @@ class Records:
             return  # the line of holds above a threshold (`monitor.sources.watch.arm_thresholds`)
         threshold = watch.thresholds[which]
         self._send(
-            Cross(
+            Crossing(
                 ts_ns=ts_ns,
                 seen_ns=seen_ns,
                 domain=watch.name,

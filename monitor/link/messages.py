@@ -13,16 +13,14 @@ from typing import Any, NamedTuple, get_args
 from monitor.kernel.wire import OomEvent
 from monitor.link.rare_messages import (
     FromHolds,
-    Held,
-    HoldEnded,
     OfPasses,
     Reconfigure,
     Record,
     Reread,
-    Rows,
     StallCause,
     ToHolds,
 )
+from monitor.race.reported import Clear, Crossing, PodHeld, PodReleased, Rows, Signalled
 
 # hot -> side
 
@@ -79,7 +77,7 @@ class Decision(NamedTuple):
     cleanup: Sequence[str] = ()  # for a disk: actions that go before
     braked: str = ""  # why evictions are suspended, where growth demands this one
     message: str = ""  # which limit of its own the pod is over
-    resent: bool = False  # sent to a side before, which died before it stored what came of it
+    resent: bool = False  # as in `Crossing`
 
 
 class Reclaim(NamedTuple):
@@ -100,7 +98,7 @@ class Evicted(NamedTuple):
     freed: int = 0  # bytes that came back
     settled_ns: int | None = None  # when they were back
     exits: Rows = ()  # [[pid, wait status]] after a grace, of those that are known (`wait_status`)
-    resent: bool = False  # as in `decision`
+    resent: bool = False  # as in `Crossing`
 
 
 class GiveBack(NamedTuple):
@@ -157,42 +155,6 @@ class Reap(NamedTuple):
     pids: Sequence[int]
 
 
-class Cross(NamedTuple):
-    """A threshold was crossed. Sent after what was decided about it."""
-
-    ts_ns: int  # of the charge that crossed it
-    seen_ns: int  # when its record was read
-    domain: str  # `node` or `kubepods`
-    signal: str
-    hard: bool
-    quantity: int  # bytes: the threshold
-    capacity: int  # bytes
-    usage: int  # bytes at the crossing
-    working_set: int  # the same
-    available: int  # bytes, by the signal
-    resent: bool = False  # as in `decision`
-
-
-class Clear(NamedTuple):
-    """A threshold is not met any more."""
-
-    ts_ns: int
-    domain: str
-    signal: str
-    hard: bool
-    available: int  # bytes
-    resent: bool = False  # as in `decision`
-
-
-class Killed(NamedTuple):
-    """The grace of a pod being evicted is over."""
-
-    pod: str  # uid
-    name: str  # namespace/name
-    ts_ns: int  # of its SIGKILL
-    resent: bool = False  # as in `decision`
-
-
 class Flight(NamedTuple):
     """The last steps of every watched cgroup; after a crossing or a kill."""
 
@@ -209,7 +171,7 @@ class Oom(NamedTuple):
     order: Rows = ()  # of a mark: as in `decision`
     missing: Sequence[str] = ()  # without BPF: what could not be known of it
     source: str = ""  # without BPF and without the log: the file of the counter that counted it
-    resent: bool = False  # as in `decision`
+    resent: bool = False  # as in `Crossing`
 
 
 # side -> hot
@@ -291,8 +253,8 @@ class Bad(NamedTuple):
 
 
 HotMessage = (
-    LogLine | State | Decision | Reclaim | Evicted | GiveBack | AskLives | Suspended | Resumed | Reap | Cross | Clear
-    | Killed | Flight | Oom | OfPasses | FromHolds | Reread
+    LogLine | State | Decision | Reclaim | Evicted | GiveBack | AskLives | Suspended | Resumed | Reap | Crossing | Clear
+    | Signalled | Flight | Oom | OfPasses | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
@@ -300,14 +262,15 @@ SideMessage = (
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.
-RaceMessage = Cross | Clear | Decision | Killed | Evicted | Oom | Held | HoldEnded
+RaceMessage = Crossing | Clear | Decision | Signalled | Evicted | Oom | PodHeld | PodReleased
 
 Send = Callable[[HotMessage], None]
 
 #: Types in packets that are not their class's name in small letters. (Recordings and counters have them.)
 _NAMED: dict[type, str] = {
     LogLine: "log", GiveBack: "giveback", AskLives: "left", Suspended: "braked", Resumed: "released",
-    PodSeen: "pod+", PodGone: "pod-", DiskFigures: "disks",
+    Crossing: "cross", Signalled: "killed", PodHeld: "held", PodReleased: "hold_ended", PodSeen: "pod+",
+    PodGone: "pod-", DiskFigures: "disks",
 }  # fmt: skip
 #: Class -> type in a packet, and back.
 NAMES: dict[type, str] = {

@@ -14,8 +14,7 @@ from typing import Any
 
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.messages import HotMessage, LogLine, RaceMessage
-from monitor.link.rare_messages import Held, HoldEnded
+from monitor.link.messages import HotMessage, LogLine, PodHeld, PodReleased, RaceMessage
 
 #: Messages kept at most. A kill of the OOM killer makes three; an episode is rarely more than 30. Those about holds, of
 #: which one pod makes 12 a second for as long as it likes, have room of their own: they push out no kill.
@@ -35,7 +34,7 @@ class UnstoredMessages:
         """This message was given to the helper, or there is none to give it to."""
         if isinstance(message, RaceMessage):
             self._sent += 1
-            is_of_hold = isinstance(message, Held | HoldEnded)
+            is_of_hold = isinstance(message, PodHeld | PodReleased)
             kept, most = (self._of_holds, MOST_OF_HOLDS) if is_of_hold else (self._kept, MOST)
             if len(kept) >= most:
                 self._pushed_out, self._pushed_to = self._pushed_out + 1, kept.popleft()[0]

@@ -9,6 +9,9 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Self, Union, get_args, get_origin, get_type_hints
 
+#: What earlier releases called an event in a recording.
+_BEFORE = {"held": "suspended", "hold": "podheld", "holdend": "podreleased"}
+
 
 class RecordError(ValueError):
     """A dict that is not what it should be; the message names the key."""
@@ -31,17 +34,21 @@ class Record:
 
 
 class Tagged(Record):
-    """A record of one of several kinds: its key `event` says which, by `TAG` or the name of the class."""
+    """A record of one of several kinds: its key `event` says which, by the name of the class."""
 
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {"event": _tag(type(self)), **_fields(self)}
+        return tagged_json(self)
+
+
+def tagged_json(value: Any) -> dict[str, Any]:
+    return {"event": type(value).__name__.lower(), **_fields(value)}
 
 
 def plain(value: Any) -> Any:
     """``value`` with dataclasses as dicts, tuples and sets (sorted) as lists."""
-    if isinstance(value, Record):
+    if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):
         return _fields(value)
@@ -51,18 +58,15 @@ def plain(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
-
-
-def _tag(cls: type) -> str:
-    found: str = getattr(cls, "TAG", cls.__name__.lower())
-    return found
+    names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
+    return {name: plain(getattr(value, name)) for name in names}
 
 
 def tagged(kinds: Iterable[type], data: Any, where: str) -> Any:
     """A value of the one of these classes that its key `event` names."""
     name = data.get("event") if isinstance(data, Mapping) else None
-    cls = next((c for c in kinds if _tag(c) == name), None)
+    now = _BEFORE.get(str(name), name)
+    cls = next((c for c in kinds if c.__name__.lower() == now), None)
     if cls is None:
         raise RecordError(f"{where}.event: {name!r} is not known")
     return decode(cls, data, where)
@@ -101,7 +105,7 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
             raise RecordError(f"{where}: must be a map")
         return dict(value)
     if origin is abc.Sequence:
-        return list(_checked_items((Any, ...), value, where))
+        return _checked_items((Any, ...), value, where)
     return decode(hint, value, where) if is_dataclass(hint) else _checked_scalar(hint, value, where)
 
 

@@ -13,9 +13,11 @@ from typing import Any, get_args
 
 from monitor.policy.ranking import Candidate
 from monitor.race.codec import Tagged, tagged
+from monitor.race.reported import Clear, Crossing, PodHeld, PodReleased, Signalled
 
 NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
 OUTRACE, KUBELET = "outrace", "kubelet"
+SIGTERM, SIGKILL = 15, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +86,6 @@ class Reclaim(Timed):
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing(OfThreshold):
-    """The kernel saw `available` fall below `quantity`."""
-
-    quantity: int
-    capacity: int
-    usage: int
-    working_set: int
-    available: int
-
-
-@dataclass(frozen=True, slots=True)
 class Seen(Timed):
     """A process that could decide read the numbers."""
 
@@ -104,16 +95,7 @@ class Seen(Timed):
     by: str = OUTRACE
 
 
-@dataclass(frozen=True, slots=True)
-class Clear(OfThreshold):
-    """The threshold is not met any more. May be repeated."""
-
-    available: int
-
-
 # ---- what outrace and a kubelet decide about pods, and do to them
-
-SIGTERM, SIGKILL = 15, 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +103,6 @@ class Suspended(OfThreshold):
     """Evictions for a threshold that is met are suspended: they would not help. `reason` "": they are resumed. `pods`:
     bytes of all pods that may be evicted; `outside`: bytes in use besides. `pod`: the kubelet would evict it.
     """
-
-    TAG = "held"
 
     reason: str
     available: int | None = None
@@ -174,16 +154,6 @@ class Refused(OfThreshold):
 
 
 @dataclass(frozen=True, slots=True)
-class Signalled(Timed):
-    """The processes of a pod being evicted were sent `signal` (15 at first, if there is a grace; then 9)."""
-
-    pod: str
-    pod_name: str
-    signal: int
-    by: str = OUTRACE
-
-
-@dataclass(frozen=True, slots=True)
 class Gone(Timed):
     """No process is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
     `settled_ns`. `by` "kubelet": of a pod that a runtime was stopping, for whatever reason. `exits`: pid and wait
@@ -207,53 +177,6 @@ class KubeletEvicted(Timed):
     pod: str
     pod_name: str
     message: str
-
-
-@dataclass(frozen=True, slots=True)
-class PodHeld(OfThreshold):
-    """A pod is held: braked instead of killed; again when the brake changed. `hold` numbers it. `brake`: of `limit`,
-    `high` and `freeze`, with + between. `cap`: what it may have at most (0: no limit). `usage` is the pod's,
-    `available` the domain's. `second_line`: what is available when it is killed after all (0: it is not). `reason`:
-    `victim` (the policy's) or `grows`. `until_ns`: its time limit. `step`: `above` a kubelet's line, or `across`.
-    `left_out`: so many beginnings, changes and ends of holds of it, before this one, are no events.
-    """
-
-    TAG = "hold"
-
-    pod: str
-    pod_name: str
-    hold: int
-    brake: str
-    cap: int
-    usage: int
-    quantity: int
-    available: int
-    second_line: int
-    reason: str
-    until_ns: int
-    step: str = ""
-    crossed_ns: int | None = None
-    left_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PodReleased(Timed):
-    """A pod is not held any more, after `held_ns`; `why` is one of `monitor.link.rare_messages.HOLD_ENDS`. `grew`: by
-    so much. `instead`: namespace/name of the pod that the kubelet evicted instead. `left_out` as for `PodHeld`.
-    """
-
-    TAG = "holdend"
-
-    pod: str
-    pod_name: str
-    hold: int
-    held_ns: int
-    why: str
-    grew: int
-    usage: int
-    available: int
-    instead: str | None = None
-    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import Reading
 from monitor.link import messages
 from monitor.link.clock import WallClock
-from monitor.link.rare_messages import Held, HoldEnded
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
 from monitor.race import episode
@@ -230,15 +229,15 @@ class EventBuilder:
         self._judged_ns: int | None = None  # events up to this were judged
         self._urgent_ns: int | None = None  # when to judge the open episodes, because a process was killed
         self._handlers: dict[type, Callable[[Any], None]] = {
-            messages.Cross: self._on_cross,
+            ev.Crossing: self._on_cross,
             messages.Decision: self._on_decision,
             messages.Suspended: self._on_suspended,
             messages.Resumed: self._on_resumed,
-            Held: self._on_held,
-            HoldEnded: self._on_hold_ended,
-            messages.Killed: self._on_killed,
+            ev.PodHeld: self._on_held,
+            ev.PodReleased: self._on_released,
+            ev.Signalled: self.feed,
             messages.Evicted: self._on_evicted,
-            messages.Clear: self._on_clear,
+            ev.Clear: self._on_clear,
             messages.Oom: self._oom_events.handle,
             messages.Flight: self._on_flight,
             messages.State: self._on_state,
@@ -360,12 +359,10 @@ class EventBuilder:
     def _on_resumed(self, message: messages.Resumed) -> None:
         self.feed(ev.Suspended(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
-    def _on_hold_ended(self, message: HoldEnded) -> None:
-        if (left_out := self._hold_ration.take(message)) is None:
-            return
-        instead = self._name_of(message.other) if message.other else None
-        about = {"pod_name": message.name, "hold": message.id, "instead": instead, "left_out": left_out}
-        self.feed(made(ev.PodReleased, message._asdict(), **about))
+    def _on_released(self, message: ev.PodReleased) -> None:
+        if (left_out := self._hold_ration.take(message)) is not None:
+            instead = self._name_of(message.instead) if message.instead else None
+            self.feed(message._replace(instead=instead, left_out=left_out))
 
     def _name_of(self, uid: str) -> str:
         found = self.node.pods.get(uid)
@@ -392,18 +389,17 @@ class EventBuilder:
             self._crossed.discard((domain, signal, is_hard))
             self.feed(ev.Clear(now_ns, domain, signal, is_hard, available))
 
-    def _on_cross(self, message: messages.Cross) -> None:
-        self._crossed.add((message.domain, message.signal, message.hard))
-        self.feed(made(ev.Crossing, message._asdict()))
+    def _on_cross(self, message: ev.Crossing) -> None:
+        self._crossed.add(message.threshold)
+        self.feed(message)
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, message.available))
 
-    def _on_held(self, message: Held) -> None:
+    def _on_held(self, message: ev.PodHeld) -> None:
         if (left_out := self._hold_ration.take(message)) is None:
             return
         if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
             self.feed(ranked(message.ts_ns, message.order))
-        about = {"pod_name": message.name, "hold": message.id, "left_out": left_out}
-        self.feed(made(ev.PodHeld, message._asdict(), **about, hard=True))  # only hard thresholds hold
+        self.feed(message._replace(left_out=left_out, order=()))
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:
@@ -421,18 +417,15 @@ class EventBuilder:
             number = ev.SIGTERM if grace_s else ev.SIGKILL
             self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
 
-    def _on_killed(self, message: messages.Killed) -> None:
-        self.feed(ev.Signalled(message.ts_ns, message.pod, message.name, ev.SIGKILL))
-
     def _on_evicted(self, message: messages.Evicted) -> None:
         name = self._name_of(message.pod)
         exits = tuple((int(pid), int(status)) for pid, status in message.exits)
         gone = ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns, exits=exits)
         self.feed(gone)
 
-    def _on_clear(self, message: messages.Clear) -> None:
-        self._crossed.discard((message.domain, message.signal, message.hard))
-        self.feed(made(ev.Clear, message._asdict()))
+    def _on_clear(self, message: ev.Clear) -> None:
+        self._crossed.discard(message.threshold)
+        self.feed(message)
 
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
+from monitor.link.messages import PodHeld, PodReleased
+from monitor.link.rare_messages import KubeletEviction
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState
 
@@ -29,10 +29,8 @@ class _Told:
 
     id: int
     since_ns: int
-    name: str
     changes: int = 0
     left_out: int = 0
-    unsaid: int = 0  # of those, since `HoldRation.said`
 
 
 class HoldRation:
@@ -41,39 +39,24 @@ class HoldRation:
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}  # by uid
 
-    def take(self, message: Held | HoldEnded) -> int | None:
+    def take(self, message: PodHeld | PodReleased) -> int | None:
         """None: do not report this hold, change of its brake, or end. A number: report it; so many were left out
         before. The end of a reported hold is reported.
         """
         told = self._told.get(message.pod)
         if told is None or message.ts_ns - told.since_ns >= MINUTE_NS:
             return self._begin(message)
-        is_change = isinstance(message, Held)
-        if told.id != message.id or (is_change and told.changes == CHANGES):
+        is_change = isinstance(message, PodHeld)
+        if told.id != message.hold or (is_change and told.changes == CHANGES):
             told.left_out += 1
-            told.unsaid += 1
             return None
         told.changes += is_change
         found, told.left_out = told.left_out, 0
         return found
 
-    def due_ns(self) -> int | None:
-        """When `said` yields something (CLOCK_MONOTONIC); None while nothing is left out."""
-        return min((one.since_ns + MINUTE_NS for one in self._told.values() if one.unsaid), default=None)
-
-    def said(self, now_ns: int, *, at_once: bool = False) -> Iterator[tuple[str, str, int]]:
-        """Uid, name, and how many messages about it were left out, of each pod whose minute is over; each once."""
-        for uid, told in self._told.items():
-            if told.unsaid and (at_once or now_ns - told.since_ns >= MINUTE_NS):
-                yield uid, told.name, told.unsaid
-                told.unsaid = 0
-
-    def _begin(self, message: Held | HoldEnded) -> int:
+    def _begin(self, message: PodHeld | PodReleased) -> int:
         before = self._told.pop(message.pod, None)
-        made = _Told(message.id, message.ts_ns, message.name)
-        if before is not None:
-            made.unsaid = before.unsaid
-        self._told[message.pod] = made
+        self._told[message.pod] = _Told(message.hold, message.ts_ns)
         if len(self._told) > _MOST:
             del self._told[next(iter(self._told))]
         return 0 if before is None else before.left_out
@@ -81,7 +64,7 @@ class HoldRation:
 
 #: A hold that is over is resent only while its end is not stored: of far fewer.
 _MOST_OVER = 4096
-_NOT_LOGGED = ("pod", "name", "ts_ns", "quantity", "order")  # under these names
+_NOT_LOGGED = ("pod", "pod_name", "hold", "hard", "ts_ns", "quantity", "order", "left_out")  # under these names
 #: Pods that others evict, kept.
 _MOST_EVICTED = 256
 #: How the kubelet's message about an eviction for memory begins.
@@ -99,7 +82,6 @@ class Holds:
     log: Log
     send: Callable[[KubeletEviction], bool]
     tells: bool
-    clock: Callable[[], int] = time.monotonic_ns
 
     def __post_init__(self) -> None:
         self.begun: Counter[str] = Counter()  # by reason
@@ -107,20 +89,20 @@ class Holds:
         self.seconds = 0.0  # of holds that are over
         self.grown_bytes = 0  # by held pods, of holds that are over
         self._ration = HoldRation()
-        #: When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out.
-        self.due_ns = self._ration.due_ns
         self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
         self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that this was sent for
 
-    def held(self, message: Held) -> str:
+    def held(self, message: PodHeld) -> str:
         """What the pod's event is to say; "" without an event."""
         before = self.node.held.get(message.pod)
-        if self._evicted.get(message.pod, message.id) != message.id:  # SIGTERM came before this hold: its grace runs
-            self._evicted[message.pod] = message.id
+        if (
+            self._evicted.get(message.pod, message.hold) != message.hold
+        ):  # SIGTERM came before this hold: its grace runs
+            self._evicted[message.pod] = message.hold
             self.send(KubeletEviction(message.pod, for_memory=False))
-        if message.id in self._over or (message.resent and before is not None and before.id == message.id):
+        if message.hold in self._over or (message.resent and before is not None and before.hold == message.hold):
             return ""  # it is over, or it was sent again although this helper has it
-        new = before is None or before.id != message.id
+        new = before is None or before.hold != message.hold
         if before is None or new:
             since_ns = message.since_ns or message.ts_ns
             self.begun[message.reason] += 1
@@ -136,11 +118,11 @@ class Holds:
         left = f"{message.available >> 20}Mi of {message.signal} left"
         return f"Held ({message.brake}) because {why}, with {left}.{_more(left_out)}" if new else ""
 
-    def over(self, message: HoldEnded) -> str:
+    def over(self, message: PodReleased) -> str:
         """As `held`."""
-        if message.id in self._over:
+        if message.hold in self._over:
             return ""
-        self._over[message.id] = None
+        self._over[message.hold] = None
         if len(self._over) > _MOST_OVER:
             del self._over[next(iter(self._over))]
         self.node.held = {uid: held for uid, held in self.node.held.items() if uid != message.pod}
@@ -161,21 +143,16 @@ class Holds:
         if not self.tells:
             return
         held = self.node.held.get(uid)
-        self._evicted[uid] = held.id if held is not None else 0
+        self._evicted[uid] = held.hold if held is not None else 0
         for old in list(self._evicted)[:-_MOST_EVICTED]:
             self._evicted.pop(old, None)
         self.send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
 
-    def flush(self, *, at_once: bool = False) -> None:
-        """Log how much was left out in each minute that is over, or, ``at_once``, in all of them."""
-        for uid, name, number in self._ration.said(self.clock(), at_once=at_once):
-            self.log.warning("more holds of a pod, and changes of them", pod=name, uid=uid, left_out=number)
 
-
-def _logged(message: Held | HoldEnded, left_out: int, **more: int) -> dict[str, Any]:
+def _logged(message: PodHeld | PodReleased, left_out: int, **more: int) -> dict[str, Any]:
     """The fields of the log's line."""
     fields = {key: value for key, value in message._asdict().items() if key not in _NOT_LOGGED}
-    fields |= {"uid": message.pod, "pod": message.name, **more}
+    fields |= {"id": message.hold, "uid": message.pod, "pod": message.pod_name, **more}
     return fields | {"left_out": left_out} if left_out else fields
 
 

@@ -120,7 +120,7 @@ class Side:
         self.watch = PodWatch(self._opened_source(mem_total), self.wake)
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
-        self.processes = ProcessWatch(node, figures, self.holds, self.log, self.wake, self.watch.doubt)
+        self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt)
         self.reloader = Reloader(node, stats, self.send, self.wake, self.watch, self.log, self._take_config)
         self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
         self.daemon_socket: DaemonSocket | None = None

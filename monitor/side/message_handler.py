@@ -19,8 +19,8 @@ from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.channel import event_fields
-from monitor.link.messages import Resumed, Suspended
-from monitor.link.rare_messages import Held, HoldEnded, Reread, Soften
+from monitor.link.messages import PodHeld, PodReleased, Resumed, Signalled, Suspended
+from monitor.link.rare_messages import Reread, Soften
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage, eviction_message
 from monitor.policy.pods import Pod
@@ -121,7 +121,7 @@ class MessageHandler:
             messages.LogLine: self._on_log,
             messages.State: self._on_state,
             messages.Decision: self._on_decision,
-            messages.Killed: self._on_killed,
+            Signalled: self._on_killed,
             messages.Evicted: self._on_evicted,
             messages.AskLives: self._on_ask_lives,
             messages.GiveBack: self._on_giveback,
@@ -131,8 +131,8 @@ class MessageHandler:
             messages.Reclaim: self._on_reclaim,
             messages.Oom: self._on_oom,
             Soften: self.soft_brakes.soften,
-            Held: self._on_held,
-            HoldEnded: self._on_hold_ended,
+            PodHeld: self._on_held,
+            PodReleased: self._on_hold_ended,
             Reread: lambda _: self.reread(),
         }
 
@@ -179,17 +179,17 @@ class MessageHandler:
             self.node.takers = found
         self.log.warning("largest memory users outside evictable pods", takers=list(found))
 
-    def _on_held(self, message: Held) -> None:
+    def _on_held(self, message: PodHeld) -> None:
         self._pod_event(message, "OutraceHeld", self.holds.held(message))
 
-    def _on_hold_ended(self, message: HoldEnded) -> None:
+    def _on_hold_ended(self, message: PodReleased) -> None:
         self.soft_brakes.ended(message)
         self._pod_event(message, "OutraceReleased", self.holds.over(message))
 
-    def _pod_event(self, message: Held | HoldEnded, reason: str, text: str) -> None:
+    def _pod_event(self, message: PodHeld | PodReleased, reason: str, text: str) -> None:
         if text and self.cluster is not None:
-            warns = isinstance(message, Held)
-            self.cluster.pod_event(message.pod, message.name, reason, text, warns=warns)
+            warns = isinstance(message, PodHeld)
+            self.cluster.pod_event(message.pod, message.pod_name, reason, text, warns=warns)
 
     def _on_log(self, message: messages.LogLine) -> None:
         (self.log.budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
@@ -265,7 +265,7 @@ class MessageHandler:
                 return threshold.value.shown(decision.capacity)
         return decision.quantity
 
-    def _on_killed(self, message: messages.Killed) -> None:
+    def _on_killed(self, message: Signalled) -> None:
         if self.cluster is not None:
             self.cluster.ended(message.pod, message.ts_ns)
 

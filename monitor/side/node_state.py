@@ -15,8 +15,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, Refresh, SideMessage, State
-from monitor.link.rare_messages import Held
+from monitor.link.messages import Decision, PodHeld, Refresh, SideMessage, State
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
@@ -62,7 +61,7 @@ class NodeState:
     first_seen: Mapping[str, float] = field(default_factory=dict)  # uid -> Unix seconds
     state: State | None = None
     synced: bool = False
-    held: Mapping[str, Held] = field(default_factory=dict)  # uid -> the newest message about its hold
+    held: Mapping[str, PodHeld] = field(default_factory=dict)  # uid -> the newest message about its hold
     started: float = field(default_factory=time.time)
     takers: tuple[str, ...] = ()  # the processes that take the memory while evictions are suspended, largest first
     thresholds: tuple[Threshold, ...] = ()
@@ -111,7 +110,7 @@ class NodeState:
 
     def held_names(self) -> str:
         """The names of the held pods; "" while there is none."""
-        return ", ".join(sorted(held.name for held in self.held.values()))
+        return ", ".join(sorted(held.pod_name for held in self.held.values()))
 
     def longest_hold_s(self) -> float:
         """For how long the pod that is held longest has been; 0 while none is."""
@@ -123,7 +122,7 @@ class NodeState:
         now_ns = time.monotonic_ns()
         return [
             {
-                "pod": held.name,
+                "pod": held.pod_name,
                 "uid": uid,
                 "reason": held.reason,
                 "brake": held.brake,

@@ -33,6 +33,7 @@ from monitor.race.events import (
     Mark,
     Ranked,
     Reclaim,
+    Timed,
 )
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.node_state import NodeState
@@ -164,7 +165,7 @@ def _same(logged: str | None, ours: str | None) -> bool:
     return "#" in ours or ours == "/" or logged == ours or logged.endswith(ours)
 
 
-_Kind = TypeVar("_Kind", bound=Event)
+_Kind = TypeVar("_Kind", bound=Timed)
 
 
 def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:

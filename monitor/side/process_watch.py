@@ -26,7 +26,6 @@ from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
 from monitor.side.export.log import Log
-from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState, label
 
 if TYPE_CHECKING:
@@ -250,13 +249,11 @@ class OverBudget:
 
     node: NodeState
     figures: Figures
-    holds: Holds
     log: Log
     look_for: Callable[[str], None]
     clock: Callable[[], int] = time.monotonic_ns
 
     def __post_init__(self) -> None:
-        self._left_out = self.log.budget, self.holds  # what has a number of lines that were left out
         self._due_ns: int | None = None
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
         # uid -> when it was last logged, and what it had then
@@ -269,21 +266,19 @@ class OverBudget:
 
     def due_ns(self) -> int | None:
         """When `turn` has something to do (CLOCK_MONOTONIC); None while there is nothing."""
-        dues = self._due_ns, *(one.due_ns() for one in self._left_out)
+        dues = self._due_ns, self.log.budget.due_ns()
         return min((due for due in dues if due is not None), default=None)
 
     def turn(self) -> None:
         """Look, if it is time, at every pod (a millisecond for 110 of them); log how many lines were left out."""
         now = self.clock()
-        for one in self._left_out:
-            one.flush()
+        self.log.budget.flush()
         if self._due_ns is not None and now >= self._due_ns:
             self._check_pods(now)
 
     def flush(self) -> None:
         """Log what was left out until now: the daemon ends."""
-        for one in self._left_out:
-            one.flush(at_once=True)
+        self.log.budget.flush(at_once=True)
 
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}
@@ -332,7 +327,6 @@ class ProcessWatch:
         self,
         node: NodeState,
         figures: Figures,
-        holds: Holds,
         log: Log,
         wake: Callable[[], None],
         doubt: Callable[[str], None],
@@ -349,7 +343,7 @@ class ProcessWatch:
             self.marks.start()
         else:
             self.scores = OomScores(*about)
-        self.over = OverBudget(node, figures, holds, log, self.scores.look_around)
+        self.over = OverBudget(node, figures, log, self.scores.look_around)
         self._feed: ProcessFeed | None = None
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 

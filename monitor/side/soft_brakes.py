@@ -10,8 +10,8 @@ from monitor.actions.ledger import SIDE, Ledger
 from monitor.errors import MonitorError
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel.sched import hurry
-from monitor.link.messages import SideMessage
-from monitor.link.rare_messages import HoldEnded, Soften, Softened
+from monitor.link.messages import PodReleased, SideMessage
+from monitor.link.rare_messages import Soften, Softened
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
 from monitor.side.worker import Worker
@@ -31,7 +31,7 @@ class SoftBrakes:
         """Throttle a pod with memory.high; answer `Softened`."""
         self._worker.submit(lambda: self._soften(message))
 
-    def ended(self, message: HoldEnded) -> None:
+    def ended(self, message: PodReleased) -> None:
         """A pod is not held any more."""
         self._worker.submit(lambda: self._harden(message.pod))
 

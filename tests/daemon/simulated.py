@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.link.messages import PodSeen, Resumed, Suspended
-from monitor.link.rare_messages import HoldEnded
+from monitor.link.messages import PodReleased, PodSeen, Resumed, Suspended
 from monitor.settings.config import RunConfig
 from tests.daemon.limited_brake import LimitedBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World, clocked
@@ -112,7 +111,7 @@ class Node:
 
     def holds_ended(self) -> list[tuple[str, str]]:
         """Of which pods, and why."""
-        return [(message.pod, message.why) for message in self.told if isinstance(message, HoldEnded)]
+        return [(message.pod, message.why) for message in self.told if isinstance(message, PodReleased)]
 
     # what happens
 

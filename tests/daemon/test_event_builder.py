@@ -13,7 +13,6 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.wire import OomEvent
 from monitor.link import messages
-from monitor.link.rare_messages import HoldEnded
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.episode import Episode
@@ -87,9 +86,9 @@ class Heard:
         return [e for e in self.events if isinstance(e, kind)]
 
 
-def crossed(ts_ns: int) -> messages.Cross:
+def crossed(ts_ns: int) -> Crossing:
     figures = 32 * MIB, 160 * MIB, 130 * MIB, 130 * MIB, 30 * MIB
-    return messages.Cross(ts_ns, ts_ns + 1, "node", "memory.available", True, *figures)
+    return Crossing(ts_ns, "node", "memory.available", True, *figures, seen_ns=ts_ns + 1)
 
 
 def state(*met: str) -> messages.State:
@@ -192,7 +191,7 @@ def test_no_time_is_reported_while_late_records_come(node: Path) -> None:
     clock = [1000 * S]
     heard = Heard(node, now=lambda: clock[0])
     heard.event_builder.handle(crossed(clock[0] - 5 * S))
-    heard.event_builder.handle(messages.Clear(clock[0] - 5 * S, "node", "memory.available", True, 100 * MIB))
+    heard.event_builder.handle(Clear(clock[0] - 5 * S, "node", "memory.available", True, 100 * MIB))
     assert heard.event_builder.turn() is False
     assert heard.episodes == [], "though by now it has been quiet for five seconds"
     assert heard.event_builder.due_s() == pytest.approx(module.CATCH_UP_NS / 1e9)
@@ -267,7 +266,9 @@ def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_aler
 
 
 # Held pods, and what a cluster reports meanwhile.
-ENDED = HoldEnded(id=1, pod="u", name="ns/hog", ts_ns=9, held_ns=4, why="other_pod", grew=0, usage=MIB, available=MIB)
+ENDED = PodReleased(
+    hold=1, pod="u", pod_name="ns/hog", ts_ns=9, held_ns=4, why="other_pod", grew=0, usage=MIB, available=MIB
+)
 
 
 def test_who_a_kubelet_would_take_is_known_while_a_pod_is_held(tmp_path: Path) -> None:
@@ -295,6 +296,6 @@ def test_the_pod_that_the_kubelet_took_instead_is_named(tmp_path: Path) -> None:
     """It is no pod of the node any more when the hold for it ends."""
     heard = Heard(tmp_path)
     heard.event_builder.on_kubelet_eviction("v", "ns/other", FOR_MEMORY)
-    heard.event_builder.handle(ENDED._replace(other="v"))
-    heard.event_builder.handle(ENDED._replace(other="w"))
+    heard.event_builder.handle(ENDED._replace(instead="v"))
+    heard.event_builder.handle(ENDED._replace(instead="w"))
     assert [one.instead for one in heard.of(PodReleased)] == ["ns/other", "w"]

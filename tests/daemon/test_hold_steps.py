@@ -6,7 +6,8 @@ The brake is a stand-in here; the real one is in tests/hold/test_pod_brake.py, a
 import pytest
 
 from monitor.hold.figures import KubeletAnswers
-from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction, Soften, Softened
+from monitor.link.messages import PodHeld, PodReleased
+from monitor.link.rare_messages import KubeletEviction, Soften, Softened
 from monitor.policy.hold import BEYOND, FIGURES_NS
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported
 from tests.daemon.hold_world import world as world
@@ -16,18 +17,18 @@ from tests.replay.world import CAPACITY, MIB, SECOND, World
 
 def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures_are_new_enough(world: World) -> None:
     grown(world, 286, ABOVE)
-    [held] = reported(world, Held)
+    [held] = reported(world, PodHeld)
     assert (held.pod, held.step, held.reason, held.decision) == (HOG, "above", "victim", 0)
     assert held.cap == 286 * MIB + (ABOVE - 100) * MIB // 2
     assert world.sent == []
     look_later(world, FIGURES_NS - 1)
-    assert len(reported(world, Held)) == 1, "they are of before it grew"
+    assert len(reported(world, PodHeld)) == 1, "they are of before it grew"
     look_later(world, 1)
-    held = reported(world, Held)[-1]
-    assert (held.id, held.step) == (1, "across")
+    held = reported(world, PodHeld)[-1]
+    assert (held.hold, held.step) == (1, "across")
     assert world.brakes[HOG].log[-1] == ("loosen", 286 * MIB + (ABOVE - 100) * MIB + BEYOND)
     grown(world, 304, 96)
-    assert reported(world, Held)[-1].step == ""
+    assert reported(world, PodHeld)[-1].step == ""
     assert world.brakes[HOG].log[-1][0] == "apply", "stopped again beyond the line"
     assert world.sent == [], "the kubelet has its turn"
 
@@ -38,12 +39,12 @@ def test_a_kubelet_that_evicts_another_pod(world: World, available: int, decided
     grown(world, 301, 99)
     world.tell(KubeletEviction(DB, for_memory=False))
     look_later(world)
-    assert not reported(world, HoldEnded), "it was not for memory"
+    assert not reported(world, PodReleased), "it was not for memory"
     world.tell(KubeletEviction(DB, for_memory=True))
     world.run(available, False)
     look_later(world)
     assert [message.pod for message in world.sent] == decided
-    assert [(one.pod, one.why, one.other) for one in reported(world, HoldEnded)] == [(HOG, "other_pod", DB)]
+    assert [(one.pod, one.why, one.instead) for one in reported(world, PodReleased)] == [(HOG, "other_pod", DB)]
 
 
 def test_a_kubelet_that_evicts_who_comes_before_the_held_pod_is_waited_for(world: World) -> None:
@@ -54,15 +55,15 @@ def test_a_kubelet_that_evicts_who_comes_before_the_held_pod_is_waited_for(world
     world.wait(SECOND // 10)
     world.put(1, 0, 0, "BestEffort", False, 401)
     world.run(99, True)
-    assert [(one.pod, one.reason) for one in reported(world, Held)] == [(DB, "grows")]
+    assert [(one.pod, one.reason) for one in reported(world, PodHeld)] == [(DB, "grows")]
     world.drop(0)
     world.wait(9 * SECOND)
     world.tell(KubeletEviction(HOG, for_memory=True))
     world.look()
     look_later(world, 19 * SECOND)
-    assert (world.sent, reported(world, HoldEnded)) == ([], [])
+    assert (world.sent, reported(world, PodReleased)) == ([], [])
     look_later(world)
-    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(DB, "unanswered")]
+    assert [(one.pod, one.why) for one in reported(world, PodReleased)] == [(DB, "unanswered")]
 
 
 def test_a_pod_that_the_kubelet_evicts_may_answer_and_is_not_held_any_more_when_it_is_gone(world: World) -> None:
@@ -72,9 +73,9 @@ def test_a_pod_that_the_kubelet_evicts_may_answer_and_is_not_held_any_more_when_
     assert (soften.id, soften.pod) == (1, HOG)
     world.tell(Softened(1, HOG, 200 * MIB))
     assert world.brakes[HOG].log[-1] == ("thaw", 0)
-    assert reported(world, Held)[-1].brake == "limit+high"
+    assert reported(world, PodHeld)[-1].brake == "limit+high"
     world.drop(0)
-    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "evicted")]
+    assert [(one.pod, one.why) for one in reported(world, PodReleased)] == [(HOG, "evicted")]
     assert world.sent == []
 
 
@@ -83,7 +84,7 @@ def test_a_grace_under_the_brake(world: World) -> None:
     grown(world, 301, 99)
     [decision] = world.sent
     assert (decision.pod, decision.given_s) == (HOG, 5)
-    assert [(one.pod, one.decision) for one in reported(world, Held)] == [(HOG, 0), (HOG, decision.id)]
+    assert [(one.pod, one.decision) for one in reported(world, PodHeld)] == [(HOG, 0), (HOG, decision.id)]
     assert [one.grace_ns for one in reported(world, Soften)] == [5 * SECOND]
     world.tell(Softened(1, HOG, 0, "no room"))
     assert not any(how == "thaw" for how, _ in world.brakes[HOG].log), "it stays frozen"
@@ -112,10 +113,10 @@ def test_who_grows_on_is_held_too(world: World) -> None:
     world.put(1, 1000, 300, "Burstable", False, 230)
     world.working_set += 30 * MIB
     world.look()
-    assert [(one.pod, one.reason) for one in reported(world, Held)] == [(HOG, "victim"), (DB, "grows")]
+    assert [(one.pod, one.reason) for one in reported(world, PodHeld)] == [(HOG, "victim"), (DB, "grows")]
     assert [message.observed for message in world.sent] == [True]
     world.holds.release_all()
-    assert [one.why for one in reported(world, HoldEnded)] == ["stopped", "stopped"]
+    assert [one.why for one in reported(world, PodReleased)] == ["stopped", "stopped"]
     assert all(brake.log[-1][0] == "release" for brake in world.brakes.values())
 
 
@@ -133,10 +134,10 @@ def test_a_brake_that_fails_again_and_again_is_logged_once(world: World, monkeyp
 def test_a_hold_of_a_cgroup_that_was_made_anew_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The brake is of the old pod, and stops no process: it may not keep the policy from deciding."""
     grown(world, 301, 99)
-    assert [one.pod for one in reported(world, Held)] == [HOG]
+    assert [one.pod for one in reported(world, PodHeld)] == [HOG]
     monkeypatch.setattr(StandInBrake, "usage", lambda _: None)
     look_later(world)
-    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "gone")]
+    assert [(one.pod, one.why) for one in reported(world, PodReleased)] == [(HOG, "gone")]
 
 
 @pytest.mark.parametrize("world", [{"hard_grace_ns": 5 * SECOND}], indirect=True)
@@ -152,14 +153,14 @@ def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -
     [soften] = reported(world, Soften)
     assert (soften.pod, soften.grace_ns) == (HOG, 3 * SECOND), "what is left of it"
     assert holds.state.pods[0].since_ns == world.now_ns - 7 * SECOND, "restarts do not prolong the hold"
-    assert {one.since_ns for one in reported(world, Held)} == {world.now_ns - 7 * SECOND}
+    assert {one.since_ns for one in reported(world, PodHeld)} == {world.now_ns - 7 * SECOND}
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_the_eviction_of_a_held_pod_is_an_answer_for_the_other_one(world: World, late: bool) -> None:
     """Whether it is reported while the pod is there still or after it is gone."""
     both_grow(world, 99)
-    assert [one.pod for one in reported(world, Held)] == [HOG, DB]
+    assert [one.pod for one in reported(world, PodHeld)] == [HOG, DB]
     look_later(world, 12 * SECOND)
     if not late:
         world.tell(KubeletEviction(DB, for_memory=True))
@@ -171,7 +172,7 @@ def test_the_eviction_of_a_held_pod_is_an_answer_for_the_other_one(world: World,
         world.tell(KubeletEviction(DB, for_memory=True))
     look_later(world, 19 * SECOND)
     assert world.sent == [], "its next loop comes"
-    assert [one.pod for one in reported(world, HoldEnded)] == [DB]
+    assert [one.pod for one in reported(world, PodReleased)] == [DB]
 
 
 def test_a_kubelet_that_works_through_those_before_is_waited_for_however_long(world: World) -> None:
@@ -180,7 +181,7 @@ def test_a_kubelet_that_works_through_those_before_is_waited_for_however_long(wo
     world.wait(SECOND // 10)
     world.put(1, 0, 0, "BestEffort", False, 386)
     world.run(ABOVE, True)
-    assert [one.pod for one in reported(world, Held)] == [DB]
+    assert [one.pod for one in reported(world, PodHeld)] == [DB]
     for _ in range(64):
         world.wait(SECOND)
         world.look()
@@ -191,7 +192,7 @@ def test_a_kubelet_that_works_through_those_before_is_waited_for_however_long(wo
     world.run(95, False)
     world.tell(KubeletEviction(HOG, for_memory=True))
     look_later(world)
-    assert (world.sent, reported(world, HoldEnded)) == ([], [])
+    assert (world.sent, reported(world, PodReleased)) == ([], [])
 
 
 def test_who_joins_a_pod_on_its_way_across_is_stopped(world: World) -> None:
@@ -229,7 +230,7 @@ def test_memory_high_stays_for_who_is_asked_to_end(world: World) -> None:
     assert world.brakes[HOG].log[-1][0] == "loosen"
     assert world.brakes[HOG].high_is_left
     world.tell(Softened(1, HOG, 200 * MIB))
-    assert reported(world, Held)[-1].brake == "limit+high"
+    assert reported(world, PodHeld)[-1].brake == "limit+high"
 
 
 def test_a_soft_brake_that_is_refused_is_not_asked_for_at_every_new_cap(world: World) -> None:
@@ -271,7 +272,7 @@ def test_a_refusal_by_another_side_stops_a_pod_that_runs(world: World, other_sid
     if other_side:
         world.holds.report_all()
     world.tell(Softened(1, HOG, 0, "its threads would take too much"))
-    assert (world.brakes[HOG].log[-1][0], reported(world, Held)[-1].brake) == then
+    assert (world.brakes[HOG].log[-1][0], reported(world, PodHeld)[-1].brake) == then
 
 
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:
@@ -280,7 +281,7 @@ def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: Worl
     for uid in (HOG, DB):
         world.tell(KubeletEviction(uid, for_memory=False))
     both_grow(world, 95)
-    assert [one.pod for one in reported(world, Held) if one.step == ""][:2] == [HOG, DB]
+    assert [one.pod for one in reported(world, PodHeld) if one.step == ""][:2] == [HOG, DB]
     for _ in range(2):
         rooms = [world.brakes[uid].log[-2 if world.brakes[uid].log[-1][0] == "thaw" else -1] for uid in (HOG, DB)]
         assert [how for how, _ in rooms] == ["loosen", "loosen"]

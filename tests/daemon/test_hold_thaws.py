@@ -13,8 +13,8 @@ import pytest
 from monitor.hold.brake_file import Braked
 from monitor.hold.brakes import KILL
 from monitor.hold.report import REPORTS
-from monitor.link.messages import PodSeen
-from monitor.link.rare_messages import Held, KubeletEviction
+from monitor.link.messages import PodHeld, PodSeen
+from monitor.link.rare_messages import KubeletEviction
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
@@ -40,7 +40,7 @@ def waits_frozen(brake: StandInBrake) -> Callable[[], bool]:
 def both_held(world: World, available: int) -> None:
     """The hog and the database grew."""
     both_grow(world, available)
-    assert [one.pod for one in reported(world, Held)] == [HOG, DB]
+    assert [one.pod for one in reported(world, PodHeld)] == [HOG, DB]
 
 
 def growing(world: World, uids: Sequence[str], gib_per_s: int) -> Callable[[int], None]:
@@ -173,9 +173,9 @@ def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) 
     for number, (priority, has) in enumerate(((0, 200), (1000, 301), (-10, 150))):
         world.put(number, priority, 0, "BestEffort", False, has)
     world.run(ABOVE, True)
-    held = [one.pod for one in reported(world, Held)]
+    held = [one.pod for one in reported(world, PodHeld)]
     assert len(held) == 3
-    assert {one.step for one in reported(world, Held)} == {"above"}
+    assert {one.step for one in reported(world, PodHeld)} == {"above"}
     for uid in held:
         world.brakes[uid].waits_for_thaw = waits_frozen(world.brakes[uid])
 
@@ -297,10 +297,10 @@ def test_a_brake_that_changes_at_every_look_is_reported_a_few_times_a_second(man
         many.holds._put_in_force(held, held.pod._replace(cap=held.pod.cap + MIB))
         many.holds._report(held, resent=False)
         many.look()
-    caps = [message.cap for message in reported(many, Held)]
+    caps = [message.cap for message in reported(many, PodHeld)]
     assert len(caps) <= 2 * REPORTS
     look_later(many)
-    assert [message.cap for message in reported(many, Held)][-1] == held.cap
-    before = len(reported(many, Held))
+    assert [message.cap for message in reported(many, PodHeld)][-1] == held.cap
+    before = len(reported(many, PodHeld))
     look_later(many)
-    assert len(reported(many, Held)) == before
+    assert len(reported(many, PodHeld)) == before

@@ -13,7 +13,8 @@ from monitor.hold.brake_file import Braked
 from monitor.hold.brake_limit import panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction, Soften, Softened
+from monitor.link.messages import PodHeld, PodReleased
+from monitor.link.rare_messages import KubeletEviction, Soften, Softened
 from monitor.pods.spec import Choice
 from monitor.policy.hold import FIGURES_NS
 from monitor.settings.config import RunConfig
@@ -44,10 +45,10 @@ def done(world: World) -> list[str]:
 def test_a_cap_is_removed_at_the_next_sample(world: World, sysctl: Path) -> None:
     sysctl.write_text("0")
     grown(world, 301, 99)
-    assert [(one.brake, one.cap > 0) for one in reported(world, Held)] == [("limit+freeze", True)]
+    assert [(one.brake, one.cap > 0) for one in reported(world, PodHeld)] == [("limit+freeze", True)]
     sysctl.write_text("2")
     look_later(world, SECOND // 100)
-    assert [(one.brake, one.cap) for one in reported(world, Held)[1:]] == [("high+freeze", 0)]
+    assert [(one.brake, one.cap) for one in reported(world, PodHeld)[1:]] == [("high+freeze", 0)]
     look_later(world, SECOND // 100)
     assert (done(world), world.sent) == (["apply", "apply"], [])
 
@@ -56,10 +57,10 @@ def test_no_pod_crosses_the_kubelets_line(world: World) -> None:
     """Running, nothing would bound it. It stays frozen above the line, until the time limit."""
     grown(world, 286, ABOVE)
     look_later(world, FIGURES_NS)
-    assert reported(world, Held)[-1].step == "across"
+    assert reported(world, PodHeld)[-1].step == "across"
     assert done(world) == ["apply", "apply"]
     look_later(world, world.holds.rules.limit_ns)
-    assert [(one.pod, one.why) for one in reported(world, HoldEnded)] == [(HOG, "time_limit")]
+    assert [(one.pod, one.why) for one in reported(world, PodReleased)] == [(HOG, "time_limit")]
     assert world.sent == []
 
 
@@ -69,7 +70,7 @@ def test_a_pod_runs_through_its_grace_only_while_the_helper_slows_it(world: Worl
     [soften] = reported(world, Soften)
     assert soften.cap > 301 * MIB, "0 would be a share without end"
     world.tell(Softened(1, HOG, 200 * MIB))
-    assert (done(world)[-1], reported(world, Held)[-1].brake) == ("thaw", "high")
+    assert (done(world)[-1], reported(world, PodHeld)[-1].brake) == ("thaw", "high")
     held = world.holds._holds[HOG]
     world.holds._put_in_force(held, held.pod)
     assert done(world)[-1] == "loosen"

@@ -16,7 +16,6 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.events import Lost
 from monitor.side.event_builder import Losses
-from monitor.side.holds import Holds
 from monitor.side.node_state import Figures
 from monitor.side.process_watch import LOG_INTERVAL_NS, LOOK_NS, OverBudget
 from tests.daemon.test_heartbeat import stats as stats
@@ -76,8 +75,7 @@ class Side:
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
         figures = Figures(None, None, None, SimpleNamespace(over=lambda at: self.counts.get(at, {})))
         self.view = SimpleNamespace(pods=pods)
-        holds = Holds(self.view, self.log, lambda _: True, tells=False)
-        self.over = OverBudget(self.view, figures, holds, self.log, self.looked.append, clock=lambda: self.now)
+        self.over = OverBudget(self.view, figures, self.log, self.looked.append, clock=lambda: self.now)
 
     def turn(self) -> None:
         self.now = self.over.due_ns()

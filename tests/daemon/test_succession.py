@@ -21,7 +21,7 @@ from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.link.messages import Clear, HotMessage, Killed, LogLine
+from monitor.link.messages import Clear, HotMessage, LogLine, Signalled
 from monitor.link.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
@@ -156,19 +156,19 @@ def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
         return True
 
     for number in range(5):
-        unstored.note(Killed("", "", number))
+        unstored.note(Signalled(number, "", "", 9))
         unstored.note(LogLine("info", ""))
     unstored.stored(2)
     assert unstored.resend(take) == 0
-    assert heard == [Killed("", "", number, resent=True) for number in (2, 3, 4)]
+    assert heard == [Signalled(number, "", "", 9, resent=True) for number in (2, 3, 4)]
     unstored.stored(2)  # the new helper counts anew
     heard.clear()
     unstored.note(Clear(9, "", "", True, 0))
-    refusing: Callable[[HotMessage], bool] = lambda message: not isinstance(message, Killed) and take(message)  # noqa: E731
+    refusing: Callable[[HotMessage], bool] = lambda message: not isinstance(message, Signalled) and take(message)  # noqa: E731
     assert unstored.resend(refusing) == 1
     assert heard == [Clear(9, "", "", True, 0, resent=True)]
     for number in range(2 * MOST):
-        unstored.note(Killed("", "", number))
+        unstored.note(Signalled(number, "", "", 9))
     heard.clear()
     assert unstored.resend(take) == MOST + 1, "what found no room is counted as lost"
     assert len(heard) == MOST
@@ -178,18 +178,18 @@ def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
 def test_holds_of_one_pod_push_no_kill_out() -> None:
     """A hold may begin and end twice a second for as long as the pod likes; nothing is stored while it goes on."""
     unstored, heard = UnstoredMessages(), list[HotMessage]()
-    unstored.note(Killed("", "", 7))
+    unstored.note(Signalled(7, "", "", 9))
     for number in range(MOST):
-        unstored.note(HELD._replace(id=number))
-        unstored.note(ENDED._replace(id=number))
-    unstored.note(Killed("", "", 8))
+        unstored.note(HELD._replace(hold=number))
+        unstored.note(ENDED._replace(hold=number))
+    unstored.note(Signalled(8, "", "", 9))
     lost = unstored.resend(lambda message: heard.append(message) is None)
-    assert [message.ts_ns for message in heard if isinstance(message, Killed)] == [7, 8]
-    assert heard[0] == Killed("", "", 7, resent=True), "in order"
-    assert heard[-1] == Killed("", "", 8, resent=True)
+    assert [message.ts_ns for message in heard if isinstance(message, Signalled)] == [7, 8]
+    assert heard[0] == Signalled(7, "", "", 9, resent=True), "in order"
+    assert heard[-1] == Signalled(8, "", "", 9, resent=True)
     assert (len(heard), lost) == (MOST_OF_HOLDS + 2, 2 * MOST - MOST_OF_HOLDS)
     for number in range(2 * MOST_OF_HOLDS):
-        unstored.note(HELD._replace(id=number))
+        unstored.note(HELD._replace(hold=number))
     unstored.stored(len(heard) + 2 * MOST_OF_HOLDS)
     assert unstored.resend(lambda message: True) == 0, "what is stored is not lost"
 

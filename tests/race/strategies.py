@@ -20,6 +20,7 @@ from monitor.race.events import (
     Tick,
     Watched,
 )
+from monitor.race.reported import Rows
 from tests.race.builders import MS, T0
 
 _BYTES = st.integers(0, 2**34)
@@ -50,6 +51,8 @@ _NUMBERS: dict[str, st.SearchStrategy[int]] = {
 
 
 def _field(name: str, hint: Any) -> st.SearchStrategy[Any]:
+    if hint == Rows:
+        return st.just(())
     options = [h for h in get_args(hint) if h is not type(None)]
     if options and get_origin(hint) is not tuple:
         return st.none() | _field(name, options[0])

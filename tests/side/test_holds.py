@@ -8,8 +8,9 @@ from typing import Any, cast
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.link.rare_messages import Held, HoldEnded, KubeletEviction
-from monitor.race.events import Event, PodHeld, PodReleased
+from monitor.link.messages import PodHeld, PodReleased
+from monitor.link.rare_messages import KubeletEviction
+from monitor.race.events import Event
 from monitor.settings.config import RunConfig
 from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds
@@ -17,13 +18,21 @@ from tests.log_lines import LogLines
 from tests.side.parts import Parts
 
 MIB = 1 << 20
-HELD = Held(
-    id=1, decision=0, pod="u", name="ns/hog", ts_ns=0, crossed_ns=None, brake="limit", cap=64 * MIB, usage=60 * MIB,
+HELD = PodHeld(
+    hold=1, pod="u", pod_name="ns/hog", ts_ns=0, hard=True, brake="limit", cap=64 * MIB, usage=60 * MIB,
     signal="memory.available", domain="node", quantity=32 * MIB, available=31 * MIB, second_line=8 * MIB,
     reason="grows", until_ns=10**18,
 )  # fmt: skip
-ENDED = HoldEnded(
-    id=1, pod="u", name="ns/hog", ts_ns=5, held_ns=2 * 10**9, why="clear", grew=MIB, usage=61 * MIB, available=90 * MIB
+ENDED = PodReleased(
+    hold=1,
+    pod="u",
+    pod_name="ns/hog",
+    ts_ns=5,
+    held_ns=2 * 10**9,
+    why="clear",
+    grew=MIB,
+    usage=61 * MIB,
+    available=90 * MIB,
 )
 
 
@@ -76,11 +85,11 @@ def test_a_pod_that_is_held_after_it_was_asked_to_end_is_passed_on_once_in_each_
     holds.evicted("u", FOR_MEMORY)
     sent.clear()
     for number in (1, 1, 2, 2):
-        holds.held(HELD._replace(pod="other", id=number))
-        holds.held(HELD._replace(id=number))
+        holds.held(HELD._replace(pod="other", hold=number))
+        holds.held(HELD._replace(hold=number))
     assert sent == [KubeletEviction("u", False)] * 2
     holds.evicted("u")
-    holds.held(HELD._replace(id=2))  # its brake changed
+    holds.held(HELD._replace(hold=2))  # its brake changed
     assert sent == [KubeletEviction("u", False)] * 3
 
 
@@ -124,7 +133,7 @@ def test_the_cap_of_a_hold_is_known_as_a_limit(holds: Holds) -> None:
 
 #: A pod may be released half a second after there is room again.
 CYCLES = 120
-Message = Held | HoldEnded
+Message = PodHeld | PodReleased
 
 
 def cycles(number: int, every_ns: int = MINUTE_NS // CYCLES, changes: int = 0) -> list[Message]:
@@ -132,9 +141,9 @@ def cycles(number: int, every_ns: int = MINUTE_NS // CYCLES, changes: int = 0) -
     found: list[Message] = []
     for n in range(number):
         at = n * every_ns
-        found.append(HELD._replace(id=n + 1, ts_ns=at))
-        found += [HELD._replace(id=n + 1, ts_ns=at + 1 + change, cap=change) for change in range(changes)]
-        found.append(ENDED._replace(id=n + 1, ts_ns=at + every_ns // 2))
+        found.append(HELD._replace(hold=n + 1, ts_ns=at))
+        found += [HELD._replace(hold=n + 1, ts_ns=at + 1 + change, cap=change) for change in range(changes)]
+        found.append(ENDED._replace(hold=n + 1, ts_ns=at + every_ns // 2))
     return found
 
 
@@ -142,15 +151,13 @@ class Side:
     """What a helper tells of holds: lines of the log and events in the API server."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
         self.log = LogLines()
         self.events: list[str] = []
-        self.holds = Holds(SimpleNamespace(held={}), self.log, lambda _: True, False, lambda: self.now_ns)
+        self.holds = Holds(SimpleNamespace(held={}), self.log, lambda _: True, False)
 
     def take(self, messages: list[Message]) -> None:
         for message in messages:
-            self.now_ns = message.ts_ns
-            text = self.holds.held(message) if isinstance(message, Held) else self.holds.over(message)
+            text = self.holds.held(message) if isinstance(message, PodHeld) else self.holds.over(message)
             self.events += [text] if text else []
 
 
@@ -176,18 +183,11 @@ def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
     assert events == [("u", "ns/hog", "OutraceHeld", True), ("u", "ns/hog", "OutraceReleased", False)]
 
 
-def test_the_rest_is_said_when_the_minute_is_over() -> None:
+def test_the_next_report_has_the_number_of_what_was_left_out() -> None:
     side = Side()
     side.take(cycles(CYCLES))
-    assert side.holds.due_ns() == MINUTE_NS
-    side.now_ns = MINUTE_NS
-    for _ in range(2):
-        side.holds.flush()
-    rest = {"pod": "ns/hog", "uid": "u", "left_out": 2 * CYCLES - 2}
-    assert side.log.lines[2:] == [("warning", "more holds of a pod, and changes of them", rest)]
-    assert side.holds.due_ns() is None
     side.log.lines.clear()
-    again = [message._replace(id=message.id + CYCLES, ts_ns=message.ts_ns + MINUTE_NS) for message in cycles(1)]
+    again = [message._replace(hold=message.hold + CYCLES, ts_ns=message.ts_ns + MINUTE_NS) for message in cycles(1)]
     side.take(again)
     assert [fields.get("left_out") for _, _, fields in side.log.lines] == [2 * CYCLES - 2, None]
     assert side.events[2].endswith("238 more beginnings, changes and ends of holds of it were not reported.")
@@ -216,7 +216,7 @@ def test_the_record_of_a_race_is_not_filled_with_one_pods_holds() -> None:
     made: Any = SimpleNamespace(_hold_ration=HoldRation(), now=lambda: 0)
     made.feed, made._feed_figures, made._name_of = fed.append, lambda _: None, str
     for message in cycles(CYCLES + 1):
-        handle = EventBuilder._on_held if isinstance(message, Held) else EventBuilder._on_hold_ended
+        handle = EventBuilder._on_held if isinstance(message, PodHeld) else EventBuilder._on_released
         handle(made, message)  # type: ignore[arg-type]
     told = [event for event in fed if isinstance(event, PodHeld | PodReleased)]
     assert [(type(event), event.left_out) for event in told] == [

@@ -26,11 +26,11 @@ from monitor.kernel.procfs import stat_fields
 from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
-from monitor.link.rare_messages import HELD_FOR, HOLD_ENDS
 from monitor.policy.layout import DELETE_IMAGES
 from monitor.policy.releases import era
 from monitor.policy.signals import ALL_SIGNALS, CONDITION, IN_BYTES, OF_DOMAIN, RESOURCE, used
 from monitor.policy.suspension import REASONS
+from monitor.race.reported import HELD_FOR, HOLD_ENDS
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.families import counter, gauge, histogram
 from monitor.side.export.http import Response
