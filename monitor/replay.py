@@ -20,8 +20,7 @@ from monitor.hot.pass_record import (
     state_json,
     state_of,
 )
-from monitor.link.messages import NAMES
-from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
+from monitor.link.messages import NAMES, HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import BUSY, EVICT, HELD, Decisions, gate
 from monitor.policy.eviction_pass import hurries, is_of_memory, is_urgent, run_pass

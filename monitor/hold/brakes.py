@@ -13,8 +13,7 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Send
-from monitor.link.rare_messages import Soften
+from monitor.link.messages import Send, Soften
 from monitor.policy.hold import Pod
 from monitor.sources.registry import PodEntry
 

@@ -15,8 +15,8 @@ from monitor.hold.brake_limit import ROOM, panics_at_cap
 from monitor.hold.brakes import ENDED, GONE, KILL, LOST, THAWED_NS, HoldBrakes
 from monitor.hold.figures import HoldFigures, KubeletAnswers
 from monitor.hold.report import Hold
+from monitor.link.messages import KubeletEviction, Softened
 from monitor.link.outbox import Outbox
-from monitor.link.rare_messages import KubeletEviction, Softened
 from monitor.policy import hold
 from monitor.policy.eviction_pass import is_of_memory, is_urgent
 from monitor.policy.hold import FREE, Look, Pod, State, may_run

@@ -18,9 +18,8 @@ from monitor.hot.pass_timer import PassTimer
 from monitor.hot.suspension import Suspension
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.messages import Clear, DiskFigures
+from monitor.link.messages import Clear, DiskFigures, StallCause
 from monitor.link.outbox import Outbox
-from monitor.link.rare_messages import StallCause
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, SIGNALLED, gate

@@ -13,9 +13,8 @@ from monitor.hot.records import Records
 from monitor.hot.supervise import Side
 from monitor.hot.sweeps import Sweeps
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Clear, PodSeen
+from monitor.link.messages import Clear, PodSeen, Reconfigure
 from monitor.link.outbox import Outbox
-from monitor.link.rare_messages import Reconfigure
 from monitor.settings.config import RunConfig
 from monitor.sources.gauge import SWEEP_NS, Gauge
 from monitor.sources.registry import Registry

@@ -35,7 +35,7 @@ from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.pins import HOOKS
 from monitor.kernel.sched import CAP_KILL, has, protect
-from monitor.link import messages, rare_messages
+from monitor.link import messages
 from monitor.link.counters import SharedStats
 from monitor.link.outbox import Outbox
 from monitor.link.upgrade import is_replaced
@@ -186,7 +186,7 @@ class Hot:
         """Signals have arrived; their handlers have run. SIGHUP: have the helper read the configuration again."""
         with suppress(BlockingIOError):
             if signal.SIGHUP in os.read(fd, 64):
-                self.outbox.send(rare_messages.Reread())
+                self.outbox.send(messages.Reread())
 
     def stop(self, *_: Any) -> None:
         self.loop.is_stopping = True
@@ -227,16 +227,16 @@ def _other_messages(
 ) -> dict[type, Callable[[Any], object]]:
     """What handles the messages of the helper that are not of pods."""
     return {
-        rare_messages.Record: lambda _: decider.restart_recording(),
+        messages.Record: lambda _: decider.restart_recording(),
         messages.DiskFigures: decider.take_disk_figures,
         messages.Stored: lambda message: outbox.stored(message.total),
         messages.Reaped: lambda message: evictor.reaped(message.id),
         messages.Reclaimed: lambda message: evictor.pending.reclaimed(message.id),
         messages.Lives: lambda message: evictor.pending.answered(message.id, message.lives),
-        rare_messages.Reconfigure: housekeeping.take_config,
-        rare_messages.KubeletEviction: decider.holds.take_eviction,
-        rare_messages.Softened: decider.holds.take_softened,
-        rare_messages.StallCause: decider.take_stall_cause,
+        messages.Reconfigure: housekeeping.take_config,
+        messages.KubeletEviction: decider.holds.take_eviction,
+        messages.Softened: decider.holds.take_softened,
+        messages.StallCause: decider.take_stall_cause,
     }
 
 

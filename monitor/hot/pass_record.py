@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Any
 
 from monitor.hot.act import Acted, OnePass
-from monitor.link.messages import HotMessage
-from monitor.link.rare_messages import HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
+from monitor.link.messages import HoldLook, HotMessage, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy.decisions import HELD, SIGNALLED, Decisions
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monitor.link.messages import PodHeld, PodReleased
-from monitor.link.rare_messages import KubeletEviction
+from monitor.link.messages import KubeletEviction, PodHeld, PodReleased
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState
 

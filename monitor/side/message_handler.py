@@ -19,8 +19,7 @@ from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL
 from monitor.link import messages
 from monitor.link.channel import event_fields
-from monitor.link.messages import PodHeld, PodReleased, Resumed, Signalled, Suspended
-from monitor.link.rare_messages import Reread, Soften
+from monitor.link.messages import PodHeld, PodReleased, Reread, Resumed, Signalled, Soften, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage, eviction_message
 from monitor.policy.pods import Pod

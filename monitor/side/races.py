@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
-from monitor.link.messages import NAMES, Bad, Decision, Evicted, Message, RaceMessage, SideMessage, State, Stored
-from monitor.link.rare_messages import Record
+from monitor.link.messages import (
+    NAMES,
+    Bad,
+    Decision,
+    Evicted,
+    Message,
+    RaceMessage,
+    Record,
+    SideMessage,
+    State,
+    Stored,
+)
 from monitor.race.events import Crossing, Event, Refused, Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state

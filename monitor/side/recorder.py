@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import __version__
-from monitor.link.messages import NAMES, Bad, Message
-from monitor.link.rare_messages import OfPasses, Snapshot
+from monitor.link.messages import NAMES, Bad, Message, OfPasses, Snapshot
 from monitor.race.episode import State
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig

@@ -18,8 +18,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import meminfo
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.messages import SideMessage
-from monitor.link.rare_messages import Reconfigure
+from monitor.link.messages import Reconfigure, SideMessage
 from monitor.link.upgrade import is_replaced
 from monitor.pods.spec import SERVICES
 from monitor.policy.signals import MEMORY

@@ -10,8 +10,7 @@ from monitor.actions.ledger import SIDE, Ledger
 from monitor.errors import MonitorError
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel.sched import hurry
-from monitor.link.messages import PodReleased, SideMessage
-from monitor.link.rare_messages import Soften, Softened
+from monitor.link.messages import PodReleased, SideMessage, Soften, Softened
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
 from monitor.side.worker import Worker

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import SideMessage
-from monitor.link.rare_messages import StallCause
+from monitor.link.messages import SideMessage, StallCause
 from monitor.policy import stall
 from monitor.policy.stall import KUBEPODS, MACHINE, NOTHING, POD, Cause, Lacks, Load, Rule, Size, Stall, parse_rule
 from monitor.race.events import NODE, Stalled

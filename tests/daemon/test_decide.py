@@ -14,8 +14,7 @@ from monitor.hot import succession
 from monitor.hot.disk_signals import SETTLE_NS
 from monitor.hot.moved_pods import REREAD_NS, MovedPods
 from monitor.hot.pass_timer import FIRST_RECHECK_NS, RECHECK_NS, PassTimer
-from monitor.link.messages import DiskFigures, Reclaim
-from monitor.link.rare_messages import StallCause
+from monitor.link.messages import DiskFigures, Reclaim, StallCause
 from monitor.policy.decisions import QUIET_NS, REPEAT_NS
 from monitor.settings.config import RunConfig
 from tests.replay.world import PODS, SECOND, World, clocked

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monitor.hold.brakes import KILL
-from monitor.link.rare_messages import KubeletEviction
+from monitor.link.messages import KubeletEviction
 from tests.daemon.hold_world import DB, HOG, hold_world, look_later
 from tests.daemon.limited_brake import LimitedBrake, ledger
 from tests.daemon.test_hold_thaws import follow, thaws

@@ -6,8 +6,7 @@ The brake is a stand-in here; the real one is in tests/hold/test_pod_brake.py, a
 import pytest
 
 from monitor.hold.figures import KubeletAnswers
-from monitor.link.messages import PodHeld, PodReleased
-from monitor.link.rare_messages import KubeletEviction, Soften, Softened
+from monitor.link.messages import KubeletEviction, PodHeld, PodReleased, Soften, Softened
 from monitor.policy.hold import BEYOND, FIGURES_NS
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported
 from tests.daemon.hold_world import world as world

@@ -13,8 +13,7 @@ from monitor.hold.brake_file import Braked
 from monitor.hold.brake_limit import panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.link.messages import PodHeld, PodReleased
-from monitor.link.rare_messages import KubeletEviction, Soften, Softened
+from monitor.link.messages import KubeletEviction, PodHeld, PodReleased, Soften, Softened
 from monitor.pods.spec import Choice
 from monitor.policy.hold import FIGURES_NS
 from monitor.settings.config import RunConfig

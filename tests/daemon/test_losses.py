@@ -10,8 +10,7 @@ import pytest
 from monitor.hot.ring_records import SAVED_NS, SHARE, Ration, RingRecords
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
-from monitor.link.messages import TYPES, Oom
-from monitor.link.rare_messages import Snapshot
+from monitor.link.messages import TYPES, Oom, Snapshot
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.events import Lost

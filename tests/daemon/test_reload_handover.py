@@ -17,7 +17,7 @@ from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.supervise import Side
 from monitor.kernel import meminfo
 from monitor.link import upgrade
-from monitor.link.rare_messages import Reconfigure
+from monitor.link.messages import Reconfigure
 from monitor.policy.signals import Observation
 from monitor.policy.synchronize import State
 from monitor.policy.thresholds import kubelets as kubelets_lines

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.hot.pass_record import SNAPSHOT_NS
-from monitor.link.messages import PodSeen
-from monitor.link.rare_messages import KubeletEviction, Softened
+from monitor.link.messages import KubeletEviction, PodSeen, Softened
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
 from tests.replay.decided import recorded

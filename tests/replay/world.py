@@ -18,8 +18,18 @@ from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.kernel.domains import Reading
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, DiskFigures, HotMessage, PodSeen, Resumed, Suspended
-from monitor.link.rare_messages import FromHolds, KubeletEviction, Softened, ToHolds
+from monitor.link.messages import (
+    Decision,
+    DiskFigures,
+    FromHolds,
+    HotMessage,
+    KubeletEviction,
+    PodSeen,
+    Resumed,
+    Softened,
+    Suspended,
+    ToHolds,
+)
 from monitor.policy.pending_release import Coming
 from monitor.policy.releases import era
 from monitor.policy.signals import Observation

@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.link.messages import PodHeld, PodReleased
-from monitor.link.rare_messages import KubeletEviction
+from monitor.link.messages import KubeletEviction, PodHeld, PodReleased
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
 from monitor.side.event_builder import EventBuilder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.hold.brake_file import BrakeFile
-from monitor.link.rare_messages import Soften
+from monitor.link.messages import Soften
 from monitor.side import soft_brakes
 from monitor.side.soft_brakes import SoftBrakes
 from tests.hold.plain import MIB, PlainPod
