@@ -38,6 +38,9 @@ _MOST_BYTES = 64 << 20
 _MARK = b"\xf5REC"
 _HEAD = struct.Struct("<4sIIQI")
 _FIRST_LINE = 32  # bytes, far more than it has
+_SHAPE = {"n": int, "k": str, "v": dict}  # of a record
+#: What reading raises, also where a compressed file was cut off.
+_UNREADABLE = (EOFError, OSError, zlib.error)
 
 
 class Writer:
@@ -201,31 +204,29 @@ class Reader:
         self._file = file
         self._name = name
         self._offset = 0  # of the block being read
-        self._length = 0  # of it
         self._next = 0  # number of the next record
         self.damage: Damage | None = None
         self.header: dict[str, Any] | None = None
         self._check_first_line()
-        for line in self._lines():
-            if isinstance(line, dict):
-                self.header = line
-                self._next = int(line["first"]) if isinstance(line.get("first"), int) else 0
-            break
-        if self.header is None and self.damage is None:
+        self._lines = self._read_lines()
+        line = next(self._lines, None)
+        if isinstance(line, dict):
+            self.header = line
+            self._next = int(line["first"]) if isinstance(line.get("first"), int) else 0
+        else:
             self.spoilt("it ends before its header")
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The records: each an object with its number `n`, its kind `k` and its content, `v`. Ends at the first
         damage.
         """
-        if self._is_spoilt():
-            return
-        for line in self._lines():
-            shape = {"n": int, "k": str, "v": dict}
-            if not isinstance(line, dict) or any(type(line.get(key)) is not kind for key, kind in shape.items()):
+        for line in self._lines if self.damage is None else ():
+            if not isinstance(line, dict) or any(type(line.get(key)) is not kind for key, kind in _SHAPE.items()):
                 self.spoilt("a record has not the form of one")
                 return
             yield line
+            if self.damage is not None:  # the user of the record found it
+                return
             self._next = line["n"] + 1
 
     def spoilt(self, problem: str) -> None:
@@ -233,7 +234,10 @@ class Reader:
         self.damage = self.damage or Damage(self._name, self._offset, self._next, problem)
 
     def _check_first_line(self) -> None:
-        line = self._read(_FIRST_LINE, line=True)
+        try:
+            line = self._file.readline(_FIRST_LINE)
+        except _UNREADABLE:
+            line = b""
         version = line[len(MAGIC) : -1]
         if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
             raise MonitorError(f"{self._name}: no recording", "name a file that `outrace run --record FILE` wrote")
@@ -244,62 +248,42 @@ class Reader:
             )
         self._offset = len(line)
 
-    def _lines(self) -> Iterator[Any]:
-        """The lines of JSON of the blocks from here on."""
-        while (plain := self._next_block()) is not None:
-            for line in plain.splitlines():
-                if self._is_spoilt():  # by the user of the line before
-                    return
-                try:
-                    made = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    self.spoilt(f"a record is no JSON: {error}")
-                    return
-                yield made
-            if self._is_spoilt():
-                return
-
-    def _is_spoilt(self) -> bool:
-        return self.damage is not None
-
-    def _next_block(self) -> bytes | None:
-        """The body of the next block; None at the end, or at a damage."""
-        self._offset += self._length
-        self._length = 0
-        head = self._read(_HEAD.size)
-        if not head:
-            return None
+    def _read_lines(self) -> Iterator[Any]:
+        """The lines of JSON of all blocks, the header first; up to the first damage."""
         try:
-            return self._body(head)
+            while head := self._file.read(_HEAD.size):
+                plain, length = self._block(head)
+                for line in plain.splitlines():
+                    yield _parsed(line)
+                self._offset += length
         except ValueError as error:
             self.spoilt(str(error))
-            return None
+        except _UNREADABLE as error:
+            self.spoilt(f"it cannot be read on: {error}")
 
-    def _body(self, head: bytes) -> bytes:
-        """What a block holds, unpacked. Raises ValueError that says how it is damaged."""
+    def _block(self, head: bytes) -> tuple[bytes, int]:
+        """What a block holds, unpacked, and its length in the file. Raises ValueError that says how it is damaged."""
         if len(head) < _HEAD.size:
             raise ValueError("it ends within the head of a block")
         mark, size, plain_size, _, crc = _HEAD.unpack(head)
         if mark != _MARK or max(size, plain_size) > _MOST_BYTES:
             raise ValueError("no block begins here")
-        body = self._read(size)
+        body = self._file.read(size)
         if len(body) < size:
             raise ValueError(f"it ends within a block, after {len(body)} of its {size} bytes")
         if zlib.crc32(body, zlib.crc32(head[:-4])) != crc:
             raise ValueError("a block does not have the checksum it was written with")
-        self._length = _HEAD.size + size
         try:
             plain = zlib.decompressobj().decompress(body, plain_size + 1)
         except zlib.error as error:
             raise ValueError(f"a block cannot be unpacked: {error}") from None
         if len(plain) != plain_size:
             raise ValueError("a block has another size than it says")
-        return plain
+        return plain, _HEAD.size + size
 
-    def _read(self, size: int, line: bool = False) -> bytes:
-        """Up to ``size`` bytes, or a ``line``; fewer at the end, also where a compressed file was cut off."""
-        try:
-            return self._file.readline(size) if line else self._file.read(size)
-        except (EOFError, OSError, zlib.error) as error:
-            self.spoilt(f"it cannot be read on: {error}")
-            return b""
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a record is no JSON: {error}") from None
