@@ -29,10 +29,9 @@ from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.race.badness import Process
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.holds import Holds
+from monitor.side.holds import Holds, SoftBrakes
 from monitor.side.node_state import Figures, NodeState, label, pod_owners
 from monitor.side.oom_events import is_outside_node
-from monitor.side.soft_brakes import SoftBrakes
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from monitor.errors import MonitorError
 from monitor.hold.brake_file import BrakeFile
 from monitor.link.messages import Soften
-from monitor.side import soft_brakes
-from monitor.side.soft_brakes import SoftBrakes
+from monitor.side.holds import SoftBrakes
 from tests.hold.plain import MIB, PlainPod
 from tests.hold.plain import pod as pod
 
@@ -55,7 +55,7 @@ def test_what_the_kernel_refuses_to_take_back_stays_noted(pod: PlainPod, monkeyp
         patch.setattr(BrakeFile, "write", refused)
         side._harden("u")
     assert files(pod) != before
-    with pytest.raises(soft_brakes.MonitorError, match="not undone"):
+    with pytest.raises(MonitorError, match="not undone"):
         side._brake(Soften(2, "u", 0, 10**9))
     pod.undo()
     assert files(pod) == before
