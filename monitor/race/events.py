@@ -213,8 +213,8 @@ RUNTIMES = frozenset(
 #: systemd kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
 INIT = ("systemd", 1)
 
-#: Confirmations of a kill: the kernel's log of it, of its cgroup, and that SysRq f asked for it; any other is the
-#: counter of the victim's cgroup.
+#: Confirmations of a kill: the kernel's log of it, of its cgroup (earlier releases), and that SysRq f asked for it; any
+#: other is the counter of the victim's cgroup.
 KMSG, KMSG_PLACE, KMSG_BY_HAND = "kmsg", "kmsg oom-kill", "kmsg sysrq"
 
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
@@ -305,9 +305,7 @@ class Exit(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Checked(Timed):
-    """Another source (memory.events, memory.oom_control, kmsg) agrees about a kill, or not. "kmsg oom-kill": where it
-    was: whose limit, and in which cgroup its victim. "kmsg sysrq": SysRq f asked.
-    """
+    """Another source (memory.events, memory.oom_control, kmsg) agrees about a kill, or not."""
 
     source: str
     victim_pid: int | None

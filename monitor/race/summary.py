@@ -9,11 +9,9 @@ from monitor.race import incident as i
 from monitor.race import stalls
 from monitor.race.events import (
     BY_HAND,
-    KMSG_PLACE,
     KUBELET,
     KUBEPODS,
     PODS,
-    Checked,
     KubeletEvicted,
     Mark,
     PodHeld,
@@ -258,10 +256,6 @@ def _by_signals(f: Facts) -> Iterator[str]:
             f"{mark.victim_comm} (pid {mark.victim_pid}) was marked, but both the kernel's log and the counter of its "
             "cgroup deny a kill"
         )
-    kills = {m.victim_pid for m in f.kills}
-    checked = (e for e in f.episode.events if isinstance(e, Checked) and e.source == KMSG_PLACE and not e.agrees)
-    if (placed := next((e for e in checked if e.victim_pid in kills), None)) is not None:
-        yield f"the kernel's log says otherwise ({placed.detail})"
     ending = next((m for m in f.exiting if m not in f.denied), None)
     if ending is not None:
         yield f"{ending.victim_comm} (pid {ending.victim_pid}) was marked, but ending already"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Invoked, Killed
+from monitor.kernel.kmsg import Invoked, Killed
 from monitor.link import messages
 from monitor.link.channel import event_fields
 from monitor.link.messages import Oom
@@ -22,7 +22,6 @@ from monitor.policy.ranking import Candidate
 from monitor.race.events import (
     KMSG,
     KMSG_BY_HAND,
-    KMSG_PLACE,
     KUBELET,
     Checked,
     Event,
@@ -56,9 +55,8 @@ class KillConfirmation:
         self._has_log = has_log
         self._feed = feed
         self._awaited: dict[int, Mark] = {}  # by pid of a victim; not in the log yet
-        self._logged: dict[int, tuple[int, str]] = {}  # pid -> when the log had its end; no mark yet
-        # pid -> when the log had its constraint, which precedes its end, and whether SysRq f asked for the kill
-        self._placed: dict[int, tuple[int, Constraint, bool]] = {}
+        # pid -> when the log had its end, its text, and whether SysRq f asked for it; no mark yet
+        self._logged: dict[int, tuple[int, str, bool]] = {}
         self._by_hand = False  # the report that the log is in; the kernel writes one after the other (oom_lock)
         self._uncounted: dict[int, tuple[Mark, int]] = {}  # by pid; with the cgroup's id
         self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
@@ -87,16 +85,14 @@ class KillConfirmation:
         self._kills[cgroup_id] += 1
         self._uncounted[pid] = mark, cgroup_id
 
-    def read(self, lines: list[Killed | Constraint | Invoked]) -> None:
+    def read(self, lines: Iterable[object]) -> None:
         """Lines of the kernel's log about kills. They may come before or after the mark they are about."""
         now = time.monotonic_ns()
         for line in lines:
             if isinstance(line, Invoked):
                 self._by_hand = line.by_hand
-            elif isinstance(line, Constraint):
-                self._placed[line.pid] = (now, line, self._by_hand)
-            else:
-                self._logged[line.pid] = (now, line.text[:200])
+            elif isinstance(line, Killed):
+                self._logged[line.pid] = (now, line.text[:200], self._by_hand)
                 self._match(line.pid)
 
     def turn(self, now_ns: int) -> None:
@@ -110,18 +106,14 @@ class KillConfirmation:
                 del self._awaited[pid]
                 self._feed(Checked(now_ns, KMSG, pid, False, "the kernel's log has no line about this kill"))
         self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= LOGGED_NS}
-        self._placed = {pid: one for pid, one in self._placed.items() if now_ns - one[0] <= LOGGED_NS}
 
     def _match(self, pid: int) -> None:
-        """The mark and the log's lines about one kill, if both are there."""
+        """The mark and the log's line about one kill, if both are there."""
         if pid not in self._awaited or pid not in self._logged:
             return
-        mark = self._awaited.pop(pid)
-        at, text = self._logged.pop(pid)
+        del self._awaited[pid]
+        at, text, by_hand = self._logged.pop(pid)
         self._feed(Checked(at, KMSG, pid, True, text))
-        _, placed, by_hand = self._placed.pop(pid, (0, None, False))
-        if placed is not None:  # the kernel writes at most 10 of these in 5 s
-            self._feed(Checked(at, KMSG_PLACE, pid, *_agrees(placed, mark)))
         if by_hand:
             self._feed(Checked(at, KMSG_BY_HAND, pid, True, "SysRq f asked for this kill (order=-1)"))
 
@@ -144,25 +136,6 @@ class KillConfirmation:
         except cgroupfs.CgroupGone:
             return None
         return cgroupfs.oom_kills(self._hierarchy, directory)
-
-
-def _agrees(placed: Constraint, mark: Mark) -> tuple[bool, str]:
-    """Whether the log names the limit and the victim's cgroup that the record does, and what it says."""
-    limit = "the machine" if placed.oom_memcg is None else placed.oom_memcg
-    same = _same(placed.oom_memcg, mark.oom_path) and _same(placed.task_memcg, mark.memcg)
-    detail = f"{placed.constraint}: limit of {limit}, victim in {placed.task_memcg}"
-    if not same:
-        detail += f"; the record: limit of {mark.oom_path or 'the machine'}, victim in {mark.memcg}"
-    return same, detail
-
-
-def _same(logged: str | None, ours: str | None) -> bool:
-    """Whether two paths are one cgroup. The log's begin at the root of the hierarchy, of which only a part may be
-    mounted here; one that is known by its id alone ("#7") says nothing.
-    """
-    if logged is None or ours is None:
-        return logged is ours
-    return "#" in ours or ours == "/" or logged == ours or logged.endswith(ours)
 
 
 _Kind = TypeVar("_Kind", bound=Timed)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
-from monitor.kernel.kmsg import Constraint, Invoked, Killed
+from monitor.kernel.kmsg import Invoked, Killed
 from monitor.kernel.wire import OomEvent
 from monitor.link.messages import Oom
-from monitor.race.events import KMSG_BY_HAND, KMSG_PLACE, Checked
+from monitor.race.events import KMSG_BY_HAND, Checked
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import BURST
 from monitor.side.oom_events import COUNTED_NS, UNSURE_NS, KillConfirmation, is_outside_node
@@ -71,47 +71,13 @@ def test_a_cgroup_nobody_saw_before_is_asked_as_it_stands(tmp_path: Path) -> Non
     assert asked.answers() == [True]
 
 
-def lines(pid: int, limit: str | None, victim: str) -> list[Any]:
-    why = "CONSTRAINT_NONE" if limit is None else "CONSTRAINT_MEMCG"
-    return [Constraint(why, limit, victim, pid), Killed(2, pid, "x", limit is not None, "Killed process")]
-
-
-@pytest.mark.parametrize(
-    ("limit", "logged", "victim", "agrees"),
-    [
-        ("/n", "/n", "/n/a", True),
-        ("/n", "/docker/7/n", "/docker/7/n/a", True),  # only a part of the hierarchy is mounted here
-        ("/n", "/m", "/n/a", False),
-        ("/n", None, "/n/a", False),
-        (None, "/n", "/n/a", False),
-        (None, None, "/n/a", True),
-        ("/n", "/n", "/n/b", False),
-        ("#7", "/n", "/n/a", True),  # known by its id alone
-        ("/", "/elsewhere", "/n/a", True),
-    ],
-)
-def test_the_logs_place_is_compared(
-    tmp_path: Path, limit: str | None, logged: str | None, victim: str, agrees: bool
-) -> None:
-    asked = Asked(tmp_path, has_log=True)
-    made = mark(0, pid=5, ts_ns=time.monotonic_ns(), memcg="/n/a", oom_path=limit)
-    asked.confirmation.marked(made, 7)
-    asked.confirmation.read(lines(5, logged, victim))
-    late = Asked(tmp_path, has_log=True)  # the log first
-    late.confirmation.read(lines(5, logged, victim))
-    late.confirmation.marked(made, 7)
-    for found in (asked, late):
-        assert [(c.source, c.agrees) for c in found.checked] == [("kmsg", True), (KMSG_PLACE, agrees)]
-        assert ("; the record: " in found.checked[1].detail) is not agrees
-
-
 def test_the_log_says_which_kill_sysrq_asked_for(tmp_path: Path) -> None:
     asked = Asked(tmp_path, has_log=True)
     for pid, by_hand in ((5, True), (6, False)):
-        asked.confirmation.read([Invoked("x", by_hand), *lines(pid, None, "/n/a")])
+        asked.confirmation.read([Invoked("x", by_hand), Killed(2, pid, "x", False, "Killed process")])
         made = mark(0, pid=pid, ts_ns=time.monotonic_ns(), memcg="/n/a", oom_path=None)
         asked.confirmation.marked(made, 7)
-    assert [c.victim_pid for c in asked.checked if c.source == KMSG_BY_HAND] == [5]
+    assert [(c.source, c.victim_pid) for c in asked.checked] == [("kmsg", 5), (KMSG_BY_HAND, 5), ("kmsg", 6)]
 
 
 def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom:
