@@ -233,7 +233,7 @@ class Refresh(NamedTuple):
     """Bring every counter in the `domains` map up to date (the side waits until `sweeps` has moved)."""
 
 
-# of the hot process, only for a recording (`monitor.side.recorder`), and read from one (`monitor.replay`)
+# of the hot process, only for a recording (`monitor.side.recording`), and read from one (`monitor.replay`)
 
 
 class Ranking(NamedTuple):

@@ -32,7 +32,7 @@ from monitor.side.node_state import Figures, NodeState, label
 from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
 
 if TYPE_CHECKING:
-    from monitor.side.recorder import Recorder
+    from monitor.side.recording import Recorder
 
 #: Period of the flight recorder while a threshold may be near.
 SAMPLE_NEAR_NS = 1_000_000_000

@@ -41,7 +41,7 @@ from monitor.side.stalls import Stalls
 
 if TYPE_CHECKING:
     from monitor.side.cluster.record import Record as Reported
-    from monitor.side.recorder import Recorder
+    from monitor.side.recording import Recorder
 
 #: How often the alerts about the present state are brought up to date at least.
 _ALERTS_NS = 1_000_000_000
@@ -81,7 +81,7 @@ class Races:
         self._alerted: tuple[Any, str] | None = None  # the thresholds met, and why evictions were suspended
 
     def _open_recorder(self) -> Recorder:
-        from monitor.side.recorder import Recorder, header
+        from monitor.side.recording import Recorder, header
 
         config = self.node.config
         head = header(config, self.node.hierarchy.version, self.judge.offset_ns)

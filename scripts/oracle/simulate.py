@@ -27,8 +27,7 @@ from monitor.replay import replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore
-from monitor.side.recorder import Recorder, header
-from monitor.side.recording import Reader
+from monitor.side.recording import Reader, Recorder, header
 from tests.daemon.simulated import OUTSIDE, Node, Taking, simulated
 from tests.race.scenarios import SCENARIOS
 from tests.race.strategies import streams

@@ -11,8 +11,7 @@ from monitor.race.verdict import verdict
 from monitor.replay import replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.recorder import Recorder, header
-from monitor.side.recording import Reader
+from monitor.side.recording import Reader, Recorder, header
 from tests.race.builders import clear, crossing, ms
 
 S = 1_000_000_000

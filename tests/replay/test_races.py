@@ -19,8 +19,7 @@ from monitor.race.verdict import verdict
 from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.recorder import CONFIG_FIELDS, Recorder, header
-from monitor.side.recording import Reader
+from monitor.side.recording import CONFIG_FIELDS, Reader, Recorder, header
 from tests.filesystems import Mounts
 from tests.race.strategies import streams
 

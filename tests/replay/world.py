@@ -35,8 +35,7 @@ from monitor.policy.releases import era
 from monitor.policy.signals import Observation
 from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
-from monitor.side.recorder import header
-from monitor.side.recording import Reader, Writer
+from monitor.side.recording import Reader, Writer, header
 from monitor.sources import suspension_figures
 from monitor.sources.registry import Registry
 from tests.replay.stand_ins import StandInBrake, Table
