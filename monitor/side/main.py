@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,9 +37,9 @@ from monitor.kernel.timer import Timer
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
-from monitor.link.messages import Flight, LogLine
+from monitor.link.messages import Bad, Flight, LogLine, Message
 from monitor.link.upgrade import refuse_other_code
-from monitor.pods.model import Ends, PodSource
+from monitor.pods.model import Ends
 from monitor.pods.source import open_for
 from monitor.pods.spec import CLUSTER, check_spec
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
@@ -90,6 +89,11 @@ _SEND_TIMEOUT_S = 2
 class Side:
     """The state of the helper process and its main loop."""
 
+    # From `run` on, when the hot process knows its pods.
+    races: Races
+    messages: MessageHandler
+    daemon_socket: DaemonSocket
+
     def __init__(
         self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket, timer: Timer
     ) -> None:
@@ -108,36 +112,26 @@ class Side:
         )
         hierarchy = cgroupfs.detect()
         self.left_changes = LeftChanges(config, hierarchy, self.log, wait_for_next_s())
-        self.races: Races | None = None
         self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.send = partial(channel.send, sock)
         self.inbox = Inbox(self.wake)
         disks, mem_total = find_disks(config.nodefs, config.imagefs), meminfo.mem_total()
-        self.node = node = self._made_state(hierarchy, mem_total)
+        limit = cgroupfs.limit(Path(config.node_cgroup)) if config.node_cgroup else None
+        about = mem_total if limit is None else limit, os.getppid(), os.getpid()
+        self.node = node = NodeState(config, hierarchy, *about, thresholds=config.thresholds())
         self.holds = Holds(node, self.log, self.send, config.holds)
         self.disks = DiskWatch(config, disks, lambda: node.pods, self.wake, self.log)
-        self.watch = PodWatch(self._opened_source(mem_total), self.wake)
+        found = hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(config.state_dir)
+        ends = Ends(lambda *about: self.inbox.report(about), self.holds.evicted)
+        self.watch = PodWatch(open_for(config, *found, ends), self.wake)
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
         self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt)
         self.reloader = Reloader(node, stats, self.send, self.wake, self.watch, self.log, self._take_config)
         self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
-        self.daemon_socket: DaemonSocket | None = None
         self._poll = select.poll()
         self._ending = False
-
-    def _made_state(self, hierarchy: cgroupfs.Hierarchy, mem_total: int) -> NodeState:
-        config = self.config
-        limit = cgroupfs.limit(Path(config.node_cgroup)) if config.node_cgroup else None
-        capacity = mem_total if limit is None else limit
-        hot_pid, side_pid = os.getppid(), os.getpid()
-        return NodeState(config, hierarchy, capacity, hot_pid, side_pid, thresholds=config.thresholds())
-
-    def _opened_source(self, mem_total: int) -> PodSource:
-        node = self.node
-        about = node.hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(self.config.state_dir)
-        return open_for(self.config, *about, Ends(lambda *about: self.inbox.report(about), self.holds.evicted))
 
     def run(self) -> None:
         # The hot process waits for the pods. What it does not wait for comes after them, imports too.
@@ -157,8 +151,7 @@ class Side:
         set_capacity = self.processes.scores.set_capacity
         parts = self.figures, self.holds, self.disks, self.log, self.files
         self.messages = MessageHandler(*parts, set_capacity, self.reloader.ask, self.cluster)
-        log_fd = self.races.fileno() if self.races is not None else None
-        for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), log_fd):
+        for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), self.races.fileno()):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
         garbage = Garbage()
@@ -169,7 +162,7 @@ class Side:
         while not self._ending:
             self._guarded(self.processes.settle)
             self._turn(self._wait())
-            garbage.turn(self.races is None or not self.races.event_builder.open)
+            garbage.turn(not self.races.event_builder.open)
 
     def _turn(self, ready: set[int]) -> None:
         """What these descriptors have, and what is due."""
@@ -181,7 +174,7 @@ class Side:
         if self.processes.fileno() in ready:
             self._guarded(self.processes.consume)
         self._guarded(self.processes.over.turn)
-        if self.races is not None and (log_fd := self.races.fileno()) in ready:
+        if (log_fd := self.races.fileno()) in ready:
             self.races.read_log()
             if log_fd is not None and self.races.fileno() is None:
                 self._poll.unregister(log_fd)
@@ -189,7 +182,7 @@ class Side:
             self._pods_or_disks_changed()
         elif self.pods.pending:
             self.pods.send()
-        if self.races is not None and self.races.due_s() <= 0:
+        if self.races.due_s() <= 0:
             self.races.turn()
 
     def _pods_or_disks_changed(self) -> None:
@@ -208,7 +201,7 @@ class Side:
         from monitor.side.endpoints import DaemonSocket, Summary, serve
 
         HotWatch(self.node.hot_pid, self.health, self.log).start()
-        summary = Summary(self.node, self.figures, self.health, lambda: self.races)
+        summary = Summary(self.node, self.figures, self.health, lambda: getattr(self, "races", None))
         serve(self.listener, self.health, summary, self._metrics, self.log)
         self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.reloader, self.log)
         self.daemon_socket.open()
@@ -225,9 +218,8 @@ class Side:
             with socket.socket(fileno=fd) as left:
                 for message in channel.leftover(left):
                     self.heartbeat.ping()
-                    known = isinstance(message, _OF_INCIDENTS) and self.messages.handle(message)
-                    if known and self.races is not None:
-                        self.races.handle(message)
+                    if isinstance(message, _OF_INCIDENTS):
+                        self._handle(message)
 
     def _wait(self) -> set[int]:
         """The descriptors that are ready; none when something is due without an event. A heartbeat is no turn: that
@@ -248,9 +240,8 @@ class Side:
         due_ns = self.processes.due_ns()
         if due_ns is not None:
             waits.append(due_ns / 1e6)
-        if self.races is not None:
-            waits.append(self.races.due_s() * 1000)
-        return max(0.0, min(waits, default=inf))
+        waits.append(self.races.due_s() * 1000)
+        return max(0.0, min(waits))
 
     def wake(self) -> None:
         """Make the loop turn, from another thread: pods or disks changed, or a probe wants to see it turn."""
@@ -259,16 +250,14 @@ class Side:
     def close(self) -> None:
         """Write the queued files and log lines, for a bounded time."""
         self.heartbeat.enter(ENDING)
-        if self.daemon_socket is not None:
-            self.daemon_socket.close()
+        self.daemon_socket.close()
         self.processes.close(_CLOSE_S)
         self.messages.soft_brakes.close(_CLOSE_S)
         self.disks.close(_CLOSE_S)
         if self.cluster is not None:
             self.cluster.close()
         self.processes.over.flush()
-        if self.races is not None:
-            self.races.close(_CLOSE_S, _INCIDENTS_S)
+        self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.files.close(_CLOSE_S)
         self.left_changes.at_end(self.listener)
         self.lines.close(_CLOSE_S)
@@ -290,8 +279,11 @@ class Side:
                 self._ending = True
                 return
             self.processes.handle(message)
-            if self.messages.handle(message) and self.races is not None:
-                self.races.handle(message)
+            self._handle(message)
+
+    def _handle(self, message: Message | Bad) -> None:
+        if self.messages.handle(message):
+            self.races.handle(message)
 
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""
@@ -306,18 +298,13 @@ class Side:
         from monitor.side.export.metrics import Metrics
 
         parts = self.health, self.holds, self.log, self.processes, self.reloader, self.files
-        return Metrics(*parts, server, lambda: (self.races, self.cluster))
+        return Metrics(*parts, server, lambda: (getattr(self, "races", None), self.cluster))
 
     def _open_races(self) -> None:
         """The code that judges races is imported when the hot process knows its pods."""
         from monitor.side.races import Races
 
-        try:
-            parts = self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send
-            self.races = Races(*parts)
-        except MonitorError as error:
-            self.log.error("races are not judged", problem=str(error))
-            return
+        self.races = Races(self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send)
         self.races.start()
 
     def _open_cluster(self) -> None:
@@ -330,8 +317,7 @@ class Side:
 
             if (place := find_place(self.node.config, self.log)) is not None:
                 parts = place, self.node, self.disks, self.inbox.report, self.log, self.files
-                told = () if self.races is None else (self.races.status_not_taken,)
-                self.cluster = Cluster(*parts, *told)
+                self.cluster = Cluster(*parts, self.races.status_not_taken)
                 self.cluster.start()
         if (state_dir / "taints").is_dir():
             from monitor.side.cluster.record import start_removal
@@ -342,7 +328,7 @@ class Side:
 
     def _take_config(self, config: RunConfig) -> None:
         self.disks.take_config(config)
-        if self.races is not None:
+        if hasattr(self, "races"):
             self.races.take_config(config)
 
     def _send_disk_figures(self) -> None:
