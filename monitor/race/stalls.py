@@ -40,10 +40,8 @@ def sentence(f: Facts) -> str:
     """The first part of the summary."""
     found = stalled_pod(f)
     assert found is not None
-    return (
-        f"Stalled: {found.pod} waited for memory for {span(found.ms * 1e6)}, up to {found.share:.0%} of the time; "
-        f"{_because(found)}; {_ended_by(found)}"
-    )
+    waited = f"{found.pod} waited for memory for {span(found.ms * 1e6)}, up to {found.share:.0%} of the time"
+    return f"Stalled: {waited}; {_because(found)}; {_ended_by(found)}"
 
 
 def _because(found: StalledPod) -> str:

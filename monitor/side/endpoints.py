@@ -117,7 +117,7 @@ class Summary:
         # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
         forecasts = [] if races is None else races.forecaster.report()
         ours = {"braked": node.braked, "held": node.shown_holds(), "forecasts": forecasts}
-        shares = {} if races is None else {uid: round(one.share, 3) for uid, one in races.stalls.shown.items()}
+        shares = {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()}
         ours |= {"stalls": shares, "status": self._status()}
         return {"node": shown, "pods": pods, "outrace": ours}
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from monitor.kernel import limits, pressure
 from monitor.kernel.wire import PAGE
@@ -46,15 +46,6 @@ EVICT_FOR_NS = 120_000_000_000
 _EVICTED = 64
 #: A pod is at its limit if less than this, or a 64th of the limit, is left.
 _NEAR_LIMIT = 1 << 20
-
-
-class Shown(NamedTuple):
-    """What is known of one subject: the share of the last second; while it stalls, since when and because of what."""
-
-    share: float
-    since_ns: int = 0
-    cause: str = ""
-    why: str = ""
 
 
 @dataclass(slots=True)
@@ -93,7 +84,7 @@ class _Subject:
 
 @dataclass(eq=False)
 class Stalls:
-    """``shown`` and ``counted`` are for other threads: whole values. ``order``: uids in eviction order. ``machine``:
+    """``shares`` and ``counted`` are for other threads: whole values. ``order``: uids in eviction order. ``machine``:
     for how long its work has waited.
     """
 
@@ -106,7 +97,7 @@ class Stalls:
     machine: Callable[[], pressure.Waited | None] = lambda: pressure.waited(pressure.PROC)
 
     def __post_init__(self) -> None:
-        self.shown: Mapping[str, Shown] = {}  # by uid, `KUBEPODS`, `MACHINE`
+        self.shares: Mapping[str, float] = {}  # of the last second, by uid, `KUBEPODS`, `MACHINE`
         self.counted = 0  # stalls
         self._rules = {rule.scope: rule for rule in map(parse_rule, self.node.config.stall)}
         self._evicts = any(rule.evict for rule in self._rules.values())
@@ -168,11 +159,8 @@ class Stalls:
             if now_ns >= subject.due_ns:
                 self._guarded(self._look, subject, now_ns)
         self._log_budget.flush()
-        self.shown = {
-            key: Shown(share, *_about(subject))
-            for key, subject in self._subjects.items()
-            if (share := stall.latest(subject.loads)) is not None
-        }
+        shares = {key: stall.latest(subject.loads) for key, subject in self._subjects.items()}
+        self.shares = {key: share for key, share in shares.items() if share is not None}
         return min((subject.due_ns for subject in self._subjects.values()), default=now_ns + PACE_NS)
 
     def _match(self, now_ns: int) -> None:
@@ -182,13 +170,9 @@ class Stalls:
         for uid, found in pods.items() if self._evicts else ():
             if uid not in self._first and (has := self._guarded(self._size, found.cgroup)) is not None:
                 self._first[uid] = has.kept
-        gone = [
-            uid
-            for uid, one in self._subjects.items()
-            if one.uid and (uid not in pods or pods[uid].cgroup != one.cgroup)
-        ]
-        for key in gone:
-            self._over(self._subjects.pop(key), now_ns, stall.GONE)
+        for one in [one for one in self._subjects.values() if one.uid]:
+            if one.uid not in pods or pods[one.uid].cgroup != one.cgroup:
+                self._over(self._subjects.pop(one.uid), now_ns, stall.GONE)
         for uid, found in pods.items():
             if POD in self._rules and uid not in self._subjects:
                 self._add(now_ns, uid, uid, label(found.pod), found.cgroup, self._rules[POD])
@@ -197,8 +181,7 @@ class Stalls:
                 self._add(now_ns, key, "", key, path, self._rules[key])
 
     def _add(self, now_ns: int, key: str, uid: str, name: str, cgroup: Path, rule: Rule) -> None:
-        root = self.node.hierarchy.root
-        domain = f"/{cgroup.relative_to(root)}" if uid else NODE if key == MACHINE else key
+        domain = f"/{cgroup.relative_to(self.node.hierarchy.root)}" if uid else NODE if key == MACHINE else key
         self._subjects[key] = _Subject(uid, name, domain, cgroup, rule, new_until_ns=now_ns + NEW_NS)
 
     def _look(self, one: _Subject, now_ns: int) -> None:
@@ -210,10 +193,9 @@ class Stalls:
         if waited is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
             is_new = now_ns < one.new_until_ns
             one.due_ns = now_ns + (PACE_NS if is_new or one.files is not None else UNKNOWN_PACE_NS)
-            one.files = None
+            one.files = one.again = None
             one.loads.clear()
             one.swap_ins.clear()
-            one.again = None
             if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
                 self._over(one, now_ns, stall.CALM)
             return
@@ -337,8 +319,7 @@ class Stalls:
 
     def _lost_files(self, one: _Subject) -> int:
         """Bytes of page cache that it had before the stall: other memory it may have freed itself."""
-        has = self._size(one.cgroup)
-        return 0 if has is None else one.had.cache - has.cache
+        return one.had.cache - (self._size(one.cgroup) or one.had).cache
 
     def _took(self, one: _Subject, uid: str) -> int:
         """Bytes that reclaim cannot take and that a pod surely took since before the stall. One that was listed late
@@ -360,6 +341,7 @@ class Stalls:
         return lacks, stall.cause(lacks, *stall.growth(one.before, sizes), [*order, *others])
 
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
+        whole = self.figures.domains(counted=False).get(NODE)
         return Stalled(
             ts_ns=one.loads[-1].ts_ns,
             domain=one.domain,
@@ -372,7 +354,7 @@ class Stalls:
             why=cause.why,
             lacks=one.lacks,
             grew=cause.grew,
-            available=self._available(),
+            available=None if whole is None else whole.available,
             swap=2 * _delta(one.swap_ins) > _delta([load.refaults or 0 for load in list(one.loads)[-2:]]) > 0,
         )
 
@@ -404,8 +386,7 @@ class Stalls:
     def _kept(self, uid: str) -> int:
         """Bytes of a pod that reclaim cannot take; 0 without such a pod."""
         found = self.node.pods.get(uid)
-        has = None if found is None else self._size(found.cgroup)
-        return 0 if has is None else has.kept
+        return 0 if found is None else (self._size(found.cgroup) or NOTHING).kept
 
     def _lacks(self, one: _Subject) -> Lacks:
         first, last = one.loads[0], one.loads[-1]
@@ -429,16 +410,6 @@ class Stalls:
     def _name(self, uid: str) -> str:
         found = self.node.pods.get(uid)
         return "" if found is None else label(found.pod)
-
-    def _available(self) -> int | None:
-        whole = self.figures.domains(counted=False).get(NODE)
-        return None if whole is None else whole.available
-
-
-def _about(one: _Subject) -> tuple[int, str, str]:
-    if one.stall is None or one.cause is None:
-        return 0, "", ""
-    return one.stall.since_ns, one.cause.uid, one.cause.why
 
 
 def _delta(counted: Sequence[int] | deque[int]) -> int:

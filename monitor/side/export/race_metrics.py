@@ -59,21 +59,18 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
 def _stalls(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[Metric]:
     stalls = races.stalls
     yield counter("stalls", "Stalls that lasted for their grace.", stalls.counted)
-    shown = stalls.shown
-    shares = {names: shown[found.pod.uid].share for names, found in pods.items() if found.pod.uid in shown}
+    shares = stalls.shares
+    of_pods = {names: shares[found.pod.uid] for names, found in pods.items() if found.pod.uid in shares}
     text = "Part of the last second in which a pod waited because of memory; absent where the kernel does not say."
-    yield gauge("pod_stall_ratio", text, shares, "namespace", "pod")
-    domains = {(domain,): shown[key].share for key, domain in ((MACHINE, NODE), (KUBEPODS, KUBEPODS)) if key in shown}
+    yield gauge("pod_stall_ratio", text, of_pods, "namespace", "pod")
+    domains = {(domain,): shares[key] for key, domain in ((MACHINE, NODE), (KUBEPODS, KUBEPODS)) if key in shares}
     yield gauge("stall_ratio", "The same of the machine and of all pods, where a rule watches them.", domains, "domain")
 
 
 def _ahead(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[Metric]:
     forecaster = races.forecaster
-    yield gauge(
-        "victim_mismatch",
-        "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near.",
-        forecaster.mismatch is not None,
-    )
+    text = "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near."
+    yield gauge("victim_mismatch", text, forecaster.mismatch is not None)
     for what, name, until in (
         ("threshold", "forecast_threshold", "the nearest threshold that is not crossed yet is crossed"),
         ("oom", "forecast_oom", "the limit of the domain is hit"),
