@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from monitor.link.daemon_socket import (
 )
 from monitor.pods.model import FoundPod
 from monitor.side.export.http import FRESH_S, RENDER_SHARE, Response, Route, Server, Shared, text
-from monitor.side.export.log import Log
+from monitor.side.export.log import Log, LogBudget
 from monitor.side.health import Health
 from monitor.side.node_state import Figures, NodeState
 from monitor.side.reload import Reloader
@@ -50,8 +50,10 @@ def serve(
 ) -> None:
     """Answer on ``listener`` (bound already). ``metrics`` makes them."""
 
+    budget = LogBudget(log)  # clients decide how often it fails
+
     def failed(problem: str) -> None:
-        log.error("http request failed", problem=problem)
+        budget("error", "http request failed", problem=problem)
 
     @cache
     def made() -> Metrics:
@@ -101,25 +103,23 @@ class Summary:
         ``counted``: by the kernel programs, where they count.
         """
         node, races = self.node, self.races()
-        now = timestamp(time.time())
+        now, started = timestamp(time.time()), timestamp(node.started)
         domains = self.figures.domains(counted)
-        shown: dict[str, Any] = {
-            "nodeName": os.uname().nodename,
-            "startTime": timestamp(node.started),
-            "memory": _memory(domains["node"], now),
-            "systemContainers": [],
-        }
-        if "kubepods" in domains:
-            shown["systemContainers"].append(
-                {"name": "pods", "startTime": timestamp(node.started), "memory": _memory(domains["kubepods"], now)}
-            )
-        pods = [self._pod(found, now, counted) for found in node.pods.values()]
+        containers = [
+            {"name": "pods", "startTime": started, "memory": _memory(domains[name], now)}
+            for name in domains.keys() & {"kubepods"}
+        ]
+        shown = {"nodeName": os.uname().nodename, "startTime": started, "memory": _memory(domains["node"], now)}
         # The key "outrace" is ours; a reader of a kubelet's summary ignores keys that it does not know.
-        forecasts = [] if races is None else races.forecaster.report()
-        ours = {"braked": node.braked, "held": node.shown_holds(), "forecasts": forecasts}
-        shares = {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()}
-        ours |= {"stalls": shares, "status": self._status()}
-        return {"node": shown, "pods": pods, "outrace": ours}
+        ours = {
+            "braked": node.braked,
+            "held": node.shown_holds(),
+            "forecasts": [] if races is None else races.forecaster.report(),
+            "stalls": {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()},
+            "status": self._status(),
+        }
+        pods = [self._pod(found, now, counted) for found in node.pods.values()]
+        return {"node": shown | {"systemContainers": containers}, "pods": pods, "outrace": ours}
 
     def _status(self) -> dict[str, Any]:
         """How the daemon works and what it has lost, for `outrace top`."""
@@ -136,21 +136,17 @@ class Summary:
         }
 
     def _pod(self, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
-        pod = found.pod
+        pod, used = found.pod, partial(self.figures.used, counted=counted, limited=True)
         started = timestamp(self.node.first_seen.get(pod.uid, self.node.started))
-        result: dict[str, Any] = {
+        read = {name: reading for name, path in found.containers.items() if (reading := used(path)) is not None}
+        whole = used(found.cgroup)
+        return {
             "podRef": {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid},
             "startTime": started,
-            "containers": [],
-        }
-        reading = self.figures.used(found.cgroup, counted, limited=True)
-        if reading is not None:
-            result["memory"] = _memory(reading, now)
-        for name, path in found.containers.items():
-            reading = self.figures.used(path, counted, limited=True)
-            if reading is not None:
-                result["containers"].append({"name": name, "startTime": started, "memory": _memory(reading, now)})
-        return result
+            "containers": [
+                {"name": name, "startTime": started, "memory": _memory(reading, now)} for name, reading in read.items()
+            ],
+        } | ({} if whole is None else {"memory": _memory(whole, now)})
 
 
 def _memory(reading: Reading, now: str) -> dict[str, Any]:
@@ -184,6 +180,7 @@ class DaemonSocket:
 
     def __init__(self, node: NodeState, health: Health, summary: Summary, reloader: Reloader, log: Log) -> None:
         self._node, self._health, self._summary, self._reloader, self._log = node, health, summary, reloader, log
+        self._log_budget = LogBudget(log)
         self.path = Path(node.config.run_dir, SOCKET)
         self._inode = 0
         self._server: Server | None = None
@@ -193,12 +190,8 @@ class DaemonSocket:
         try:
             listener = self._bound()
         except OSError as error:
-            problem = error.strerror or str(error)
-            self._log.warning(
-                "commands cannot ask this daemon: no socket in the run directory",
-                run_dir=str(self.path.parent),
-                problem=problem,
-            )
+            about = {"run_dir": str(self.path.parent), "problem": error.strerror or str(error)}
+            self._log.warning("commands cannot ask this daemon: no socket in the run directory", **about)
             return
         routes: dict[str, Route] = {
             INFO_PATH: self._info,
@@ -210,43 +203,30 @@ class DaemonSocket:
         self._server.start()
 
     def _failed(self, problem: str) -> None:
-        self._log.error("request on the daemon's socket failed", problem=problem)
+        self._log_budget("error", "request on the daemon's socket failed", problem=problem)
 
     def close(self) -> None:
         """Remove the socket, unless the next helper has replaced it already."""
         if self._server is None:
             return
         with contextlib.suppress(OSError), opened(self.path.parent) as directory:
-            if os.stat(self.path.name, dir_fd=directory, follow_symlinks=False).st_ino == self._inode:
-                os.unlink(self.path.name, dir_fd=directory)
+            if os.stat(SOCKET, dir_fd=directory, follow_symlinks=False).st_ino == self._inode:
+                os.unlink(SOCKET, dir_fd=directory)
         self._server.close()
 
     def _bound(self) -> socket.socket:
-        """A listening socket under its name. Raises OSError.
-
-        It has another name until it listens and its mode is 0600: so a socket that refuses connections always belongs
-        to a dead daemon.
-        """
+        """A listening socket under its name, of mode 0600 before a client can connect. Raises OSError."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            with opened(self.path.parent) as directory:
-                check_directory(directory)
-                coming = f".{SOCKET}"
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(coming, dir_fd=directory)
-                listener.bind(address(directory, coming))
-                try:
-                    os.chmod(coming, 0o600, dir_fd=directory)
-                    listener.listen(_BACKLOG)
-                    self._inode = os.stat(coming, dir_fd=directory).st_ino
-                    os.rename(coming, self.path.name, src_dir_fd=directory, dst_dir_fd=directory)
-                except OSError:
-                    os.unlink(coming, dir_fd=directory)
-                    raise
-        except OSError:
-            listener.close()
-            raise
+        with contextlib.ExitStack() as undo, opened(self.path.parent) as directory:
+            check_directory(directory)
+            listener = undo.enter_context(socket.socket(socket.AF_UNIX))
+            with contextlib.suppress(FileNotFoundError):  # of a helper that was killed
+                os.unlink(SOCKET, dir_fd=directory)
+            listener.bind(address(directory))
+            os.chmod(SOCKET, 0o600, dir_fd=directory)
+            self._inode = os.stat(SOCKET, dir_fd=directory).st_ino
+            listener.listen(_BACKLOG)
+            undo.pop_all()
         return listener
 
     def _info(self, _accept: str) -> Response:

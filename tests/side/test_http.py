@@ -240,9 +240,12 @@ def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
 #: A server in a process of its own, which has no descriptor left when the test says so.
 WITHOUT_DESCRIPTORS = """
 import contextlib, os, resource
+from tests import live
 from tests.side.test_http import Running
-print(Running().address[1], flush=True)
+running = Running()
+print(running.address[1], flush=True)
 input()
+live.until(lambda: running.server.connections == 1, "the idle one")
 highest = max(int(name) for name in os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, highest + 1))
 with contextlib.suppress(OSError):
@@ -259,8 +262,8 @@ def test_without_descriptors_it_waits_and_goes_on() -> None:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=live.environment()
     ) as server:
         address = ("127.0.0.1", int(server.stdout.readline()))
-        with contextlib.closing(http.client.HTTPConnection(*address, timeout=TIMEOUT_S)) as keep:
-            get(keep, "/good")
+        get(http.client.HTTPConnection(*address, timeout=TIMEOUT_S), "/good")
+        with socket.create_connection(address, timeout=TIMEOUT_S):
             print(file=server.stdin, flush=True)
             server.stdout.readline()
             # accept(2) gives EMFILE: the idle one goes for it

@@ -38,8 +38,6 @@ CLIENT_SHARE = 0.01
 BURST_S = 0.05
 #: A debt that takes longer than this to earn is waived: an emulated CPU takes 5 to 15 ms to wake up.
 LONGEST_S = 2.0
-#: The same failure of a route is reported once in this time (seconds): clients decide how often it fails.
-_REPEAT_S = 10.0
 
 
 class Response(NamedTuple):
@@ -97,7 +95,6 @@ class Shared:
         self._room = threading.Semaphore(MAX_WAITING)
         self._one = threading.Lock()
         self._made: dict[tuple[str, str], tuple[float, Response]] = {}
-        self._logged: tuple[str, float] = ("", 0.0)
 
     @property
     def is_kept(self) -> bool:
@@ -130,20 +127,13 @@ class Shared:
         try:
             response = self.routes[path](accept)
         except Exception as error:  # noqa: BLE001 - one bad answer must not end the thread in silence
-            self._report(f"{path}: {type(error).__name__}: {error}")
+            self.on_error(f"{path}: {type(error).__name__}: {error}")
             response = text(500, "internal error; see the log")
         # The first one imports what renders: 0.1 s of CPU once, for which no client has to wait 10 s.
         if (path, accept) in self._made:
             self._due = self.clock() + (self.cpu() - before) * (1 / self.share - 1)
         self._made[path, accept] = began, response
         return response
-
-    def _report(self, problem: str) -> None:
-        now = self.clock()
-        logged, when = self._logged
-        if problem != logged or now - when > _REPEAT_S:
-            self._logged = (problem, now)
-            self.on_error(problem)
 
 
 #: Bytes of a request's whole head. A scraper sends 300.

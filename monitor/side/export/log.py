@@ -35,7 +35,10 @@ class _Kind:
     since_ns: int
     level: str
     lines: int = 0
-    left_out: int = 0
+
+    @property
+    def left_out(self) -> int:
+        return max(0, self.lines - BURST)
 
 
 class LogBudget:
@@ -60,19 +63,18 @@ class LogBudget:
             self.flush()
             key = key if len(self._kinds) < _MOST else (_OTHERS, message)
         kind = self._kinds.get(key)
-        if kind is None or now - kind.since_ns >= INTERVAL_NS:
-            if kind is not None:
-                self._flush(key, kind, now)
+        if kind is not None and now - kind.since_ns >= INTERVAL_NS:
+            self._flush(key, now)
+            kind = None
+        if kind is None:
             kind = self._kinds[key] = _Kind(now, level)
         kind.lines += 1
-        if kind.lines <= BURST:
+        if not kind.left_out:
             self._log(level, message, **fields)
-        else:
-            kind.left_out += 1
-            if pod is not None:
-                if len(self.left_out) >= _MOST and pod not in self.left_out:  # of pods that were gone before
-                    del self.left_out[next(iter(self.left_out))]
-                self.left_out[pod] += 1
+        elif pod is not None:
+            if len(self.left_out) >= _MOST and pod not in self.left_out:  # of pods that were gone before
+                del self.left_out[next(iter(self.left_out))]
+            self.left_out[pod] += 1
 
     def due_ns(self) -> int | None:
         """When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out."""
@@ -83,8 +85,7 @@ class LogBudget:
         now = self._clock()
         for key, kind in list(self._kinds.items()):
             if at_once or now - kind.since_ns >= INTERVAL_NS:
-                del self._kinds[key]
-                self._flush(key, kind, now)
+                self._flush(key, now)
 
     def forget(self, pod: str) -> None:
         """A pod is gone, and so is its count; what was left out is logged still."""
@@ -92,12 +93,11 @@ class LogBudget:
         for key in [key for key, kind in self._kinds.items() if key[0] == pod and not kind.left_out]:
             del self._kinds[key]
 
-    def _flush(self, key: tuple[str, str], kind: _Kind, now_ns: int) -> None:
+    def _flush(self, key: tuple[str, str], now_ns: int) -> None:
+        kind = self._kinds.pop(key)
         if kind.left_out:
-            seconds = round((now_ns - kind.since_ns) / 1e9, 1)
-            self._log(
-                kind.level, "more of the same", pod=key[0] or None, of=key[1], lines=kind.left_out, seconds=seconds
-            )
+            about = {"pod": key[0], "of": key[1], "lines": kind.left_out}
+            self._log(kind.level, "more of the same", **about, seconds=round((now_ns - kind.since_ns) / 1e9, 1))
 
 
 #: syslog priorities
