@@ -13,14 +13,12 @@ Values = Mapping[Any, float] | float
 
 def gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
     """With ``labels``, a series for each of the keys of ``values``."""
-    family = GaugeMetricFamily(f"outrace_{name}", text, labels=labels)
-    return _filled(family, values)
+    return _filled(GaugeMetricFamily(f"outrace_{name}", text, labels=labels), values)
 
 
 def counter(name: str, text: str, values: Values, *labels: str) -> Metric:
     """As `gauge`; ``_total`` is added to the name."""
-    family = CounterMetricFamily(f"outrace_{name}", text, labels=labels)
-    return _filled(family, values)
+    return _filled(CounterMetricFamily(f"outrace_{name}", text, labels=labels), values)
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -85,20 +86,11 @@ _GAUGES = {
     "sweep_took_seconds": ("sweep_took_ns", "CPU time of the last complete sweep of all memory cgroups."),
     "sweep_max_seconds": ("sweep_max_ns", "CPU time of the longest sweep of all memory cgroups."),
     "sweep_turn_max_seconds": ("sweep_turn_max_ns", "Longest part of a sweep in one turn of the hot event loop."),
-    "pods_uncounted": (
-        "pods_uncounted",
-        "Pods that are not watched because their cgroup is too deep for the programs in the kernel.",
-    ),
+    "pods_uncounted": ("pods_uncounted", "Pods not watched: their cgroup is too deep for the programs in the kernel."),
     "armed": ("armed", "1 while the fine-grained program is attached."),
-    "memory_return_bound_seconds": (
-        "return_bound_ns",
-        "Longest wait for the memory of an ended pod before the next eviction.",
-    ),
+    "memory_return_bound_seconds": ("return_bound_ns", "Longest wait for an ended pod's memory before an eviction."),
     "unseen_bytes_bound": ("bound_bytes", "Bytes that can change now before outrace knows."),
-    "unseen_seconds_bound": (
-        "bound_ns",
-        "Time until memory is sampled again; 0 where the kernel reports it.",
-    ),
+    "unseen_seconds_bound": ("bound_ns", "Time until memory is sampled again; 0 where the kernel reports it."),
 }
 #: Figures of a domain: name -> help. (`Reading` has them by these names.)
 _DOMAIN = {
@@ -109,12 +101,6 @@ _DOMAIN = {
     "working_set": "Usage without inactive file.",
     "available": "Capacity without working set.",
 }
-#: Counters of `monitor.side.process_watch`.
-_GUIDED = {
-    "marks": "Times a pod's processes were raised to oom_score_adj 1000.",
-    "failures": "Times oom_score_adj of a pod's processes could not be raised or restored.",
-}
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(eq=False)
@@ -214,9 +200,8 @@ class Metrics(Collector):
         node, counts, stats = self.node, self.figures.counts, self.figures.stats
         # What has labels is counted by the helper and starts at 0 with it; these two are the hot process's own counts.
         yield counter("pods_chosen", "Pods chosen for eviction, since the daemon started.", stats.get("decisions"))
-        yield counter(
-            "oom_victims", "Processes the OOM killer killed, since the daemon started.", stats.get("oom_kills")
-        )
+        text = "Processes the OOM killer killed, since the daemon started."
+        yield counter("oom_victims", text, stats.get("oom_kills"))
         conditions = {name: name in node.conditions for name in CONDITIONS}
         yield gauge("node_condition", "1 while the node condition holds.", conditions, "condition")
         reason = ((node.state and node.state.braked) or {}).get("reason")
@@ -227,13 +212,8 @@ class Metrics(Collector):
         yield counter("eviction_brakes", "Times evictions were suspended, since the daemon started.", braked, "reason")
         decisions = {(signal, node.config.mode): counts.decisions[signal] for signal in (*ALL_SIGNALS, "local-storage")}
         yield counter("decisions", "Pods chosen for eviction, since the helper started.", decisions, "signal", "mode")
-        yield counter(
-            "oom_kills",
-            "Processes killed by the kernel's OOM killer, at a cgroup's limit or because the machine ran out, since "
-            "the helper started.",
-            {scope: counts.oom_kills[scope] for scope in SCOPES},
-            "scope",
-        )
+        text = "Processes killed by the OOM killer, at a cgroup's limit or of the machine, since the helper started."
+        yield counter("oom_kills", text, {scope: counts.oom_kills[scope] for scope in SCOPES}, "scope")
         text = "Memory of ended pods that reclaim freed (mostly page cache), since the helper started."
         yield counter("given_back_bytes", text, counts.given_back_bytes)
         text = "Processes killed by the OOM killer outside the node's cgroup, since the helper started."
@@ -264,11 +244,12 @@ class Metrics(Collector):
         marked = marks.marked if marks is not None else {}
         text = "Pods whose processes have oom_score_adj 1000 because the policy would evict them next."
         yield gauge("oom_guided_pods", text, sum(raised > 0 for raised in marked.values()))
-        yield gauge(
-            "oom_guided_processes", "Processes of these pods with a raised oom_score_adj.", sum(marked.values())
-        )
-        for name, text in _GUIDED.items():
-            yield counter(f"oom_guide_{name}", text, getattr(marks, name, 0))
+        text = "Processes of these pods with a raised oom_score_adj."
+        yield gauge("oom_guided_processes", text, sum(marked.values()))
+        text = "Times a pod's processes were raised to oom_score_adj 1000."
+        yield counter("oom_guide_marks", text, getattr(marks, "marks", 0))
+        text = "Times oom_score_adj of a pod's processes could not be raised or restored."
+        yield counter("oom_guide_failures", text, getattr(marks, "failures", 0))
         yield counter("state_write_failures", "Failed writes to the state directory.", files.failures)
         failing = files.failing is not None
         yield gauge("state_write_failing", "1 while writes to the state directory fail.", failing)
@@ -276,21 +257,14 @@ class Metrics(Collector):
         yield counter("http_refused", "Requests refused: too many wait, or the CPU budget is used up.", server.refused)
         yield counter("http_cut", "Connections closed: slow, or replaced by a new one.", server.cut)
         yield gauge("http_connections", "Open HTTP connections.", server.connections)
-        pids = {"hot": self.node.hot_pid, "side": self.node.side_pid}
-        usage = {name: found for name, pid in pids.items() if (found := process_usage(pid)) is not None}
-        resident = {name: found[0] for name, found in usage.items()}
-        cpu = {name: found[1] for name, found in usage.items()}
+        resident, cpu = {}, {}
+        for name, pid in (("hot", self.node.hot_pid), ("side", self.node.side_pid)):
+            with suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+                fields = stat_fields(f"/proc/{pid}")
+                resident[name] = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
+                cpu[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         yield gauge("process_resident_memory_bytes", "Resident memory.", resident, "process")
         yield counter("process_cpu_seconds", "CPU time used.", cpu, "process")
-
-
-def process_usage(pid: int) -> tuple[int, float] | None:
-    """(resident bytes, CPU seconds) of a process; None if it is gone."""
-    try:
-        fields = stat_fields(f"/proc/{pid}")
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(fields[21]) * os.sysconf("SC_PAGE_SIZE"), (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def memory_signals(node: NodeState, domains: Mapping[str, Reading]) -> dict[str, tuple[int, int]]:
@@ -299,16 +273,14 @@ def memory_signals(node: NodeState, domains: Mapping[str, Reading]) -> dict[str,
     seen: dict[str, tuple[int, int]] = {}
     for name, reading in domains.items():
         kubelets, *others = OF_DOMAIN[name]
-        assert reading.capacity is not None  # of a domain it is known
+        total = reading.capacity or 0  # of a domain it is known
         for signal in (kubelets, *wanted.intersection(others)):
-            taken = used(signal, reading.usage, reading.inactive_file, reading.active_file)
-            seen[signal] = reading.capacity - taken, reading.capacity
+            seen[signal] = total - used(signal, reading.usage, reading.inactive_file, reading.active_file), total
     return seen
 
 
-# The results of `outrace reload` and SIGHUP, as metrics.
 def reload_metrics(state: Reloads) -> Iterator[Metric]:
-    """A label value for each result from the start, at 0."""
+    """The results of `outrace reload` and SIGHUP: a label value for each from the start, at 0."""
     results = {"taken": state.taken, "refused": state.refused}
     yield counter("config_reloads", "Reloads of the configuration, by result.", results, "result")
     text = "0 while the configuration in force differs from the files, because the last reload was refused."
@@ -317,38 +289,32 @@ def reload_metrics(state: Reloads) -> Iterator[Metric]:
     yield gauge("config_last_reload_success_timestamp_seconds", text, state.taken_at)
 
 
-# What node-level clean-up did, as metrics.
 def reclaim_metrics(disks: DiskWatch) -> Iterator[Metric]:
-    """Since the helper started."""
+    """What node-level clean-up did, since the helper started."""
     runs = {(DELETE_IMAGES, result): disks.cleanups[result] for result in RESULTS}
-    yield counter(
-        "reclaim_runs", "Clean-ups of the node before an eviction, by action and result.", runs, "action", "result"
-    )
-    text = "Bytes freed by clean-ups."
-    yield counter("reclaim_freed_bytes", text, {DELETE_IMAGES: disks.freed_bytes}, "action")
-    text = "Inodes freed by clean-ups."
-    yield counter("reclaim_freed_inodes", text, {DELETE_IMAGES: disks.freed_inodes}, "action")
+    text = "Clean-ups of the node before an eviction, by action and result."
+    yield counter("reclaim_runs", text, runs, "action", "result")
+    for what, freed in (("bytes", disks.freed_bytes), ("inodes", disks.freed_inodes)):
+        text = f"{what.capitalize()} freed by clean-ups."
+        yield counter(f"reclaim_freed_{what}", text, {DELETE_IMAGES: freed}, "action")
 
 
-# Metrics of pods that are held. What is counted here starts at 0 with the helper.
 def hold_metrics(node: NodeState, holds: Holds) -> Iterator[Metric]:
-    now = list(node.held.values())
-    held = {reason: sum(one.reason == reason for one in now) for reason in HELD_FOR}
-    text = "Held pods, by reason: `victim`, the policy's next, or `grows`."
-    yield gauge("pods_held", text, held, "reason")
-    text = "Age of the oldest hold; 0 without one."
-    yield gauge("longest_hold_seconds", text, node.longest_hold_s())
+    """Of pods that are held. What is counted here starts at 0 with the helper."""
+    reasons = [one.reason for one in node.held.values()]
+    held = {reason: reasons.count(reason) for reason in HELD_FOR}
+    yield gauge("pods_held", "Held pods, by reason: `victim`, the policy's next, or `grows`.", held, "reason")
+    yield gauge("longest_hold_seconds", "Age of the oldest hold; 0 without one.", node.longest_hold_s())
     begun = {reason: holds.begun[reason] for reason in HELD_FOR}
     yield counter("holds_begun", "Holds that began, since the helper started.", begun, "reason")
     ended = {why: holds.ended[why] for why in HOLD_ENDS}
     yield counter("holds_ended", "Holds that ended, by reason, since the helper started.", ended, "why")
     yield counter("held_seconds", "Duration of ended holds.", holds.seconds)
-    text = "Growth of pods during ended holds."
-    yield counter("held_growth_bytes", text, holds.grown_bytes)
+    yield counter("held_growth_bytes", "Growth of pods during ended holds.", holds.grown_bytes)
 
 
-# Metrics of what is written to the API server.
 def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
+    """Of what is written to the API server."""
     reports = cluster.reports
     text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
     yield histogram("cluster_status_seconds", text, {"": reports.seconds.shown()})
@@ -365,11 +331,8 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
         text = "Requests to evict a pod, by answer; `budget`: a PodDisruptionBudget refuses it."
         yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
     yield counter("cluster_events", "Events that the API server accepted.", reports.events_sent)
-    yield counter(
-        "cluster_events_dropped",
-        "Events that the API server refused, or beyond the limit of the queue.",
-        reports.events_dropped,
-    )
+    text = "Events that the API server refused, or beyond the limit of the queue."
+    yield counter("cluster_events_dropped", text, reports.events_dropped)
     yield gauge("cluster_records_waiting", "Evictions whose events are not sent yet.", reports.waiting)
 
 
@@ -378,10 +341,7 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
 _POD = ("namespace", "pod")
 _LIMITS = "Limits and protections of the cgroup: min, low, high, max, swap_max; soft on cgroup v1."
 _SWAP = "Memory in swap; no part of usage or working set."
-_OVER = (
-    "Records of a pod beyond its budget, which are only counted: steps of memory, SIGKILLs, new processes, reclaim, "
-    "lines of the log."
-)
+_OVER = "Records of a pod beyond its budget, only counted: steps of memory, SIGKILLs, processes, reclaim, log lines."
 
 
 def pod_metrics(node: NodeState, figures: Figures, budget: LogBudget) -> Iterator[Metric]:
