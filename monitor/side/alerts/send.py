@@ -13,7 +13,6 @@ import base64
 import contextlib
 import http.client
 import json
-import random
 import socket
 import threading
 import time
@@ -26,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from monitor import __version__
 from monitor.kernel.sched import hurry
+from monitor.kube.backoff import BackOff
 from monitor.settings.values import ALERTMANAGER_PATH
 from monitor.side.alerts.queue import RESOLVED, Change, Outbox
 from monitor.side.alerts.rules import Alert, rfc3339
@@ -88,10 +88,8 @@ def _cut(connection: http.client.HTTPConnection) -> None:
             sock.shutdown(socket.SHUT_RDWR)
 
 
-#: Pause before the second try, and the longest one, in seconds. Half of each is random, so that a hundred nodes do not
-#: try again at the same moment.
+#: Pause before the second try, in seconds; it doubles to 30 s.
 _FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 30.0
 #: Alerts in one post to Alertmanager.
 _BATCH = 64
 #: The longest a thread sleeps: after that it looks whether the clock was set.
@@ -153,9 +151,9 @@ class Receiver(threading.Thread):
         self._outbox = Outbox(webhook)
         self._changed = threading.Condition()
         self._closing = False
-        self._pause_s = 0.0  # before the next try; 0: the last one went well
+        self._backoff = BackOff(_FIRST_PAUSE_S)
         self._retry_at = self._repeat_at = 0.0  # monotonic seconds
-        self._problem = ""
+        self._problem = ""  # of the last try; "": it went well
 
     # for the threads that raise alerts: memory only
 
@@ -197,7 +195,7 @@ class Receiver(threading.Thread):
                     continue
             if batch:
                 self._send(batch)
-            if last and not (batch and self._pause_s == 0 and self._outbox.waiting):
+            if last and not (batch and not self._problem and self._outbox.waiting):
                 break
 
     def _batch(self) -> list[Change]:
@@ -263,14 +261,13 @@ class Receiver(threading.Thread):
             self._outbox.ack(changes, time.time())
         if self._problem:
             self._log.info("alerts are delivered again", receiver=self.name)
-        self._pause_s, self._retry_at, self._problem = 0.0, 0.0, ""
+        self._backoff.reset()
+        self._retry_at, self._problem = 0.0, ""
 
     def _failed(self, problem: str) -> bool:
         self.counters["failed"] += 1
-        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S) if self._pause_s else _FIRST_PAUSE_S
-        pause_s = self._pause_s * random.uniform(0.5, 1.0)
         with self._changed:
-            self._retry_at = time.monotonic() + pause_s
+            self._retry_at = time.monotonic() + self._backoff.next_s()
         if problem != self._problem:
             self._log.warning("alerts cannot be delivered; trying again", receiver=self.name, problem=problem)
         self._problem = problem
