@@ -10,13 +10,12 @@ there is no forecast.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import combinations
 from math import inf
 from types import MappingProxyType
+from typing import NamedTuple
 
 from monitor.policy.signals import used
-from monitor.race.codec import Record
 from monitor.race.events import Sample, Watched
 
 #: (ns, bytes)
@@ -48,8 +47,7 @@ MOST_OFF = 100.0
 TOO_FEW, STILL, TOO_FAR, TOO_UNEVEN = "too few figures", "not growing", "too far ahead", "growth too uneven"
 
 
-@dataclass(frozen=True, slots=True)
-class Class(Record):
+class Class(NamedTuple):
     """Forecasts of growth that is no more uneven than `uneven`, and of which earlier ones were off by a factor of no
     more than `off`. What came took, with `BETWEEN_NS` added to both, between `soonest` and `latest` times the time that
     the plain rate gives, in `LEVEL` of the cases (as often earlier as later), and `middle` times in the median.
@@ -84,8 +82,7 @@ CLASSES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast(Record):
+class Forecast(NamedTuple):
     """When `level` (bytes) is reached if growth goes on. `rate` in bytes/s; times are ns from `at_ns`.
 
     `in_ns` None: there is no forecast, and `no` says why. `soonest_ns`..`latest_ns` is the interval that `LEVEL` of
@@ -197,8 +194,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-@dataclass(frozen=True, slots=True)
-class DomainForecast(Record):
+class DomainForecast(NamedTuple):
     """What is ahead of one domain or pod.
 
     `threshold`: until the nearest of its thresholds that is not crossed yet is crossed, each by its formula; None: it
@@ -221,7 +217,7 @@ def _near(own: Sequence[Sample], signal: str, levels: Sequence[int], at_ns: int 
     """The forecast of the nearest line of one signal that is not crossed yet; of the last one if all are."""
     points = [(s.ts_ns, used_by(signal, s)) for s in own]
     ahead = [level for level in levels if level > points[-1][1]]
-    return replace(forecast(points, min(ahead) if ahead else max(levels), at_ns), signal=signal)
+    return forecast(points, min(ahead) if ahead else max(levels), at_ns)._replace(signal=signal)
 
 
 def domain_forecasts(
@@ -242,13 +238,10 @@ def domain_forecasts(
             levels.setdefault(w.domain, {}).setdefault(w.signal, []).append(w.capacity - w.quantity)
     limit_of: dict[str, int | None] = {**{w.domain: w.limit for w in watched}, **limits}
     made = []
-    for name in sorted(found):
-        own = found[name]
-        held: list[Point] = [(s.ts_ns, max(0, s.usage - s.inactive_file - s.active_file)) for s in own]
-        limit = limit_of.get(name)
+    for name, own in sorted(found.items()):
         nears = [_near(own, signal, lines, at_ns) for signal, lines in levels.get(name, {}).items()]
         near = min(nears, key=lambda f: (f.reached, inf if f.in_ns is None else f.in_ns), default=None)
-        made.append(
-            DomainForecast(name, own[-1].pod, near, forecast(held, limit, at_ns) if limit is not None else None)
-        )
+        held: list[Point] = [(s.ts_ns, max(0, s.usage - s.inactive_file - s.active_file)) for s in own]
+        limit = limit_of.get(name)
+        made.append(DomainForecast(name, own[-1].pod, near, None if limit is None else forecast(held, limit, at_ns)))
     return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,8 +35,6 @@ _VICTIMS = "victims"
 _LASTS_NS = {"node": 10_000_000_000, "kubepods": 10_000_000_000, _VICTIMS: 60_000_000_000}
 #: A last sample older than this is of a cgroup that does not change.
 _STILL_NS = 1_500_000_000
-#: Pods whose limit is remembered.
-_MOST_LIMITS = 1000
 #: Seconds by which a forecast was wrong.
 FORECAST_ERROR_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 #: How often the kernel's likely victim is computed while a threshold may be near.
@@ -58,7 +57,6 @@ class Forecaster:
         self.judged = dict.fromkeys(("inside", "sooner", "later", "none"), 0)  # crossings, by their forecast
         self._made: dict[tuple[str, str, int], Forecast] = {}  # domain, signal, level -> what its crossing is held to
         self._victims_ns = 0
-        self._limits: dict[str, tuple[int, int | None]] = {}  # uid -> when it was looked up, the pod's own limit
         self._since_ns: dict[str, int] = {}  # domain whose OOM kill is near, or `_VICTIMS` -> since when; a whole value
         self._samples_came = threading.Event()
 
@@ -106,12 +104,10 @@ class Forecaster:
             for domain, made in sorted(self.outlook(what).items()):
                 ends = (made.in_ns, made.soonest_ns, made.latest_ns)
                 seconds = [None if ns is None else round(ns / 1e9, 3) for ns in ends]
-                found.append(
-                    {"domain": domain, "of": what, "signal": made.signal or None}
-                    | {"level_bytes": made.level, "no": made.no or None}
-                    | dict(zip(("seconds", "soonest_s", "latest_s"), seconds, strict=True))
-                    | {"interval_holds": LEVEL, "bytes_per_s": round(made.rate)}
-                )
+                about: dict[str, Any] = {"domain": domain, "of": what, "signal": made.signal or None}
+                about["level_bytes"] = made.level
+                about |= {"no": made.no or None} | dict(zip(("seconds", "soonest_s", "latest_s"), seconds, strict=True))
+                found.append(about | {"interval_holds": LEVEL, "bytes_per_s": round(made.rate)})
         return found
 
     def alarms(self, now_ns: int) -> tuple[dict[str, Forecast], Mapping[str, Any] | None]:
@@ -131,8 +127,7 @@ class Forecaster:
 
     def _run(self) -> None:
         logged = ""
-        while True:
-            self._samples_came.wait()
+        while self._samples_came.wait():
             self._samples_came.clear()
             problem = ""
             try:
@@ -153,11 +148,10 @@ class Forecaster:
                 key = (name, forecast.threshold.signal, forecast.threshold.level)
                 if now - self._made.setdefault(key, forecast.threshold).at_ns > SEEN_NS:
                     self._made[key] = forecast.threshold
-        if self.figures.stats.get("armed") and now - self._victims_ns >= _VICTIM_NS:
-            self._victims_ns = now
-            self.mismatch = self._compare()
-        elif not self.figures.stats.get("armed"):
+        if not self.figures.stats.get("armed"):
             self.mismatch = None
+        elif now - self._victims_ns >= _VICTIM_NS:
+            self._victims_ns, self.mismatch = now, self._compare()
         self._note_alarms(now)
 
     def _growing(self, samples: Sequence[Sample], now_ns: int) -> tuple[list[Sample], dict[str, int]]:
@@ -173,8 +167,7 @@ class Forecaster:
         for name, own in found.items():
             last = own[-1]
             if last.pod is not None:
-                limit = self._limit(last.pod, now_ns)
-                if limit is None or last.usage <= own[0].usage:
+                if last.usage <= own[0].usage or (limit := self._limit(last.pod)) is None:
                     continue
                 limits[name] = limit
             if now_ns - last.ts_ns > _STILL_NS:
@@ -182,20 +175,12 @@ class Forecaster:
             kept += own
         return sorted(kept, key=lambda s: s.ts_ns), limits
 
-    def _limit(self, uid: str, now_ns: int) -> int | None:
-        """The pod's own limit; None if it has none. Looked up now and then."""
-        known = self._limits.get(uid)
-        if known is not None and now_ns - known[0] < SEEN_NS:
-            return known[1]
+    def _limit(self, uid: str) -> int | None:
+        """The pod's own limit; None if it has none."""
         found = self.node.pods.get(uid)
-        try:
-            limit = None if found is None else cgroupfs.limit(found.cgroup)
-        except cgroupfs.CgroupGone:
-            limit = None
-        if len(self._limits) > _MOST_LIMITS:
-            self._limits.clear()
-        self._limits[uid] = (now_ns, limit)
-        return limit
+        with suppress(cgroupfs.CgroupGone):
+            return None if found is None else cgroupfs.limit(found.cgroup)
+        return None
 
     def pods(self) -> dict[str, float]:
         """Uid -> seconds until the pod's own limit is hit, of those that grow towards one."""

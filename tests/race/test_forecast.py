@@ -19,7 +19,7 @@ from monitor.race.forecast import (
     past_error,
     within,
 )
-from tests.race.builders import CAPACITY, MI, T0, S, ms, same_after_json, sample, watched
+from tests.race.builders import CAPACITY, MI, T0, S, ms, sample, watched
 
 RATES = st.integers(1, 10_000).map(lambda r: r * 1000)
 #: Of growth on a straight line.
@@ -117,7 +117,6 @@ def test_nothing_is_known_of_earlier_forecasts() -> None:
 @given(st.lists(st.tuples(st.integers(T0, T0 + 30 * S), st.integers(0, 2**40)), max_size=80))
 def test_any_points_give_an_interval_around_the_forecast_or_a_reason(points: list[tuple[int, int]]) -> None:
     found = forecast(sorted(points), 2**39)
-    assert same_after_json(found)
     if found.in_ns is None:
         assert (found.soonest_ns, found.latest_ns) == (None, None)
         assert found.no
@@ -148,7 +147,6 @@ def test_a_forecast_for_the_node_and_each_pod() -> None:
     assert here.oom.at_ns == ms(15_900)
     assert found["/kubepods/hog"].oom is not None
     assert (found["/kubepods/hog"].threshold, found["/kubepods/db"].oom) == (None, None)
-    assert all(same_after_json(o) for o in found.values())
 
 
 def test_a_threshold_that_is_crossed_is_followed_by_the_next() -> None:
