@@ -2,7 +2,7 @@
 
 One thread samples (microseconds, but statvfs may hang on a dead network file system), another measures the pods'
 directories (seconds, where they hold many files). The hot process gets figures only while a threshold is met, when a
-pod is over a limit of its own, and when a clean-up is done: `DiskWatch.take` has the messages (docs/disks.md).
+pod is over a limit of its own, and when a clean-up is done (docs/disks.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from monitor.side.worker import Worker
 class WatchedThread(threading.Thread):
     """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`.
 
-    An exception of a turn ends the thread, and ``on_failure`` gets it.
+    An exception of a turn sets that, and ``on_failure`` gets it.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class WatchedThread(threading.Thread):
                 self._wake.clear()
         except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be worse
             self._began = None
+            self._closing.set()
             self._on_failure(error)
 
     def begin_turn(self) -> None:
@@ -98,14 +99,16 @@ T = TypeVar("T")
 class DiskWatch:
     """Watches ``disks`` and the process ids, and measures ``pods()`` (by uid) when that matters.
 
-    ``deliver()`` is called from a thread of this object when `take` has something. Nothing is looked at, and no thread
-    wakes, without a threshold for disks or process ids and without a pod that has a limit of local storage.
+    ``send`` is called from a thread of this object; ``failed`` gets what one of its threads died of. Nothing is looked
+    at, and no thread wakes, without a threshold for disks or process ids and without a pod that has a limit of local
+    storage.
     """
 
     config: RunConfig
     disks: Disks
     pods: Callable[[], Pods]
-    deliver: Callable[[], None]
+    send: Callable[[DiskFigures], bool]
+    failed: Callable[[Exception], None]
     log: Log
     roots: Roots | None = None
 
@@ -123,12 +126,12 @@ class DiskWatch:
         self.freed_bytes = self.freed_inodes = 0
 
         self._closing = threading.Event()
-        self._sampler = WatchedThread("disks", self._turn, self._closing, self._failed)
-        self._walker = WatchedThread("storage", self._measure_next, self._closing, self._failed)
+        self._sampler = WatchedThread("disks", self._turn, self._closing, self.failed)
+        self._walker = WatchedThread("storage", self._measure_next, self._closing, self.failed)
 
         # Of the sampling thread alone:
         self._seen: Pods = {}
-        self._published_met = False  # the last message had a signal below its threshold
+        self._again = False  # the last message had a signal below its threshold, or was not sent
         self._ranked = False  # every pod has been measured since a disk became short
         self._failing: dict[str, str] = {}  # what could not be read at some time -> why, as logged; "" if it can now
 
@@ -136,12 +139,10 @@ class DiskWatch:
         self._urgent = False  # a disk is short
         self._measured: Mapping[str, Measured] = {}  # by uid
 
-        self._lock = threading.Lock()
+        # Of the sampling thread and others, each access one step:
         self._violations: dict[str, str] = {}  # uid -> message, found and not yet sent
-        self._reclaimed: list[str] = []
-        self._message: DiskFigures | None = None
-        self.orders: Mapping[str, Sequence[str]] = {}  # signal -> uids in the order of eviction, as taken last
-        self._failure: Exception | None = None
+        self._reclaimed: list[str] = []  # clean-ups that are over, and not yet reported
+        self.orders: Mapping[str, Sequence[str]] = {}  # signal -> uids in the order of eviction, as sent last
 
     def start(self) -> None:
         """Begin to look, unless there is nothing that could matter. The threads end with the process."""
@@ -155,25 +156,6 @@ class DiskWatch:
         self._thresholds = _of_disks(config)
         self.start()
         self._sampler.wake()
-
-    def take(self) -> list[DiskFigures]:
-        """The messages for the hot process since the last call: one at most, because newer ones are merged into it.
-
-        Raises what one of the threads died of.
-        """
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            message, self._message = self._message, None
-        if message is not None:
-            self.orders = message.orders
-        return [] if message is None else [message]
-
-    def take_back(self, message: DiskFigures) -> None:
-        """A message that could not be delivered: the next one has its content."""
-        with self._lock:
-            self._message = message if self._message is None else _merged(message, self._message)
-        self._published_met = True
 
     def pods_changed(self) -> None:
         """Look at once: ``pods()`` has changed. Where there are no thresholds nothing else wakes the threads."""
@@ -224,24 +206,14 @@ class DiskWatch:
         self._cleaned()
 
     def _cleaned(self) -> None:
-        with self._lock:
-            self._reclaimed.append(DELETE_IMAGES)
+        self._reclaimed.append(DELETE_IMAGES)
         self._sampler.wake()
-
-    def _failed(self, error: Exception) -> None:
-        """One of the threads died of this; `take` raises it again."""
-        with self._lock:
-            self._failure = error
-        self._closing.set()
-        self.deliver()
 
     # the node, every second
 
     def _turn(self) -> float | None:
-        # Taken before the disks are sampled, so that the figures are newer than the clean-up.
-        with self._lock:
-            reclaimed, self._reclaimed = self._reclaimed, []
-            violations, self._violations = self._violations, {}
+        # Looked at before the disks are sampled, so that the figures are newer than the clean-up.
+        reclaimed, violations = list(self._reclaimed), dict(self._violations)
         observations = dict(self._observe()) if self._thresholds else {}
         self.observations = observations
         met = self._met(observations)
@@ -250,11 +222,29 @@ class DiskWatch:
         if urgent != self._urgent or pods is not self._seen:
             self._urgent, self._seen = urgent, pods
             self._walker.wake()
-        violations = {uid: message for uid, message in violations.items() if uid in pods}
-        if met or self._published_met or violations or reclaimed:
-            self._publish(observations, self._orders(met, pods), violations, reclaimed)
-        self._published_met = bool(met)
-        return PERIOD_S if self._thresholds else None
+        for uid in violations.keys() - pods.keys():
+            del violations[uid], self._violations[uid]
+        if met or self._again or violations or reclaimed:
+            watched = {threshold.signal for threshold in self._thresholds}
+            message = DiskFigures(
+                observations={signal: list(seen) for signal, seen in observations.items() if signal in watched},
+                orders=self._orders(met, pods),
+                violations=dict(islice(violations.items(), MOST)),
+                reclaimed=reclaimed,
+            )
+            self._again = not self._sent(message) or bool(met)
+        return PERIOD_S if self._thresholds or self._again or self._violations else None
+
+    def _sent(self, message: DiskFigures) -> bool:
+        """Send it; what was not sent is in the next one."""
+        if not self.send(message):
+            self.log.warning("the hot process takes no messages: figures of the disks wait")
+            return False
+        self.orders = message.orders
+        for uid in message.violations:
+            self._violations.pop(uid, None)
+        del self._reclaimed[: len(message.reclaimed)]
+        return True
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:
         """Every signal that can be read, in the order of `KUBELET_SIGNALS`."""
@@ -325,24 +315,6 @@ class DiskWatch:
                 self.log.info("disk or process figures can be read again", signal=what)
         return found
 
-    def _publish(
-        self,
-        observations: Mapping[str, Observation],
-        orders: Mapping[str, Sequence[str]],
-        violations: Mapping[str, str],
-        reclaimed: Sequence[str],
-    ) -> None:
-        watched = {threshold.signal for threshold in self._thresholds}
-        newer = DiskFigures(
-            observations={signal: list(seen) for signal, seen in observations.items() if signal in watched},
-            orders=orders,
-            violations=violations,
-            reclaimed=list(reclaimed),
-        )
-        with self._lock:
-            self._message = newer if self._message is None else _merged(self._message, newer)
-        self.deliver()
-
     # the pods, one after the other
 
     def _measure_next(self) -> float | None:
@@ -385,8 +357,7 @@ class DiskWatch:
             return
         message = storage_violation(pod, stats, self._layout, sidecars=self._era.sidecar_storage)
         if message is not None:
-            with self._lock:
-                self._violations[pod.uid] = message
+            self._violations[pod.uid] = message
             self._sampler.wake()
 
     def _interrupted(self) -> bool:
@@ -398,12 +369,3 @@ class DiskWatch:
 def _of_disks(config: RunConfig) -> list[Threshold]:
     """The thresholds of disks and process ids."""
     return [t for t in config.thresholds() if t.signal not in MEMORY_SIGNALS and t.operator]
-
-
-def _merged(older: DiskFigures, newer: DiskFigures) -> DiskFigures:
-    """The newer message, with what only the older one has."""
-    found = {**older.violations, **newer.violations}
-    return newer._replace(
-        violations=dict(islice(found.items(), MOST)),
-        reclaimed=list(dict.fromkeys([*older.reclaimed, *newer.reclaimed])),
-    )

@@ -121,7 +121,8 @@ class Side:
         about = mem_total if limit is None else limit, os.getppid(), os.getpid()
         self.node = node = NodeState(config, hierarchy, *about, thresholds=config.thresholds())
         self.holds = Holds(node, self.log, self.send, config.holds)
-        self.disks = DiskWatch(config, disks, lambda: node.pods, self.wake, self.log)
+        self._failure: Exception | None = None  # that one of the threads died of
+        self.disks = DiskWatch(config, disks, lambda: node.pods, self.send, self._failed, self.log)
         found = hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(config.state_dir)
         ends = Ends(lambda *about: self.inbox.report(about), self.holds.evicted)
         self.watch = PodWatch(open_for(config, *found, ends), self.wake)
@@ -179,20 +180,21 @@ class Side:
             if log_fd is not None and self.races.fileno() is None:
                 self._poll.unregister(log_fd)
         if self._wake_fd in ready:
-            self._pods_or_disks_changed()
+            self._pods_changed()
         elif self.pods.pending:
             self.pods.send()
         if self.races.due_s() <= 0:
             self.races.turn()
 
-    def _pods_or_disks_changed(self) -> None:
+    def _pods_changed(self) -> None:
         os.eventfd_read(self._wake_fd)
+        if self._failure is not None:
+            raise self._failure
         due = self.reloader.due  # looked at first: the pods that it waits for are among those that are taken
         before = self.node.pods
         self.pods.examine(self.pods.take(), before)
         if self.node.pods is not before:
             self.disks.pods_changed()
-        self._send_disk_figures()
         if due is not None and not self.pods.pending:
             self.reloader.send_due(due)
 
@@ -331,12 +333,9 @@ class Side:
         if hasattr(self, "races"):
             self.races.take_config(config)
 
-    def _send_disk_figures(self) -> None:
-        """Send the figures of the disks. A message that is not delivered is merged into the next one."""
-        for message in self.disks.take():
-            if not channel.send(self.sock, message):
-                self.log.warning("the hot process takes no messages: figures of the disks wait")
-                self.disks.take_back(message)
+    def _failed(self, error: Exception) -> None:
+        self._failure = error
+        self.wake()
 
     def _state_dir_failed(self, error: OSError) -> None:
         path = str(error.filename or self.config.state_dir)

@@ -34,17 +34,26 @@ class Bench:
         self.roots = Roots(self.node / "log", self.node / "pods")
         self.pods: dict[str, FoundPod] = {}
         self.log = LogLines()
-        self.delivered: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.delivered: queue.SimpleQueue[DiskFigures] = queue.SimpleQueue()
+        self.takes = True
+        self.failure: Exception | None = None
         self.watch: DiskWatch | None = None
 
     def open(self, hard: Mapping[str, str], start: bool = True, **settings: Any) -> DiskWatch:
         config = RunConfig(eviction_hard=dict(hard), layout_image_fs=self.disks.layout_image_fs, **settings)
-        self.watch = DiskWatch(
-            config, self.disks, lambda: self.pods, lambda: self.delivered.put(None), self.log, self.roots
-        )
+        self.watch = DiskWatch(config, self.disks, lambda: self.pods, self.send, self.failed, self.log, self.roots)
         if start:
             self.watch.start()
         return self.watch
+
+    def send(self, message: DiskFigures) -> bool:
+        channel.encode(message)
+        if self.takes:
+            self.delivered.put(message)
+        return self.takes
+
+    def failed(self, error: Exception) -> None:
+        self.failure = error
 
     def add(self, one: Pod, log_bytes: int = 0, cgroup: Path = Path("/nonexistent")) -> None:
         if log_bytes:
@@ -61,11 +70,12 @@ class Bench:
 
     def next(self) -> DiskFigures:
         """Wait for the next message."""
-        while True:
-            self.delivered.get(timeout=live.TIMEOUT_S)
-            for message in self.watch.take():
-                channel.encode(message)
-                return message
+        return self.delivered.get(timeout=live.TIMEOUT_S)
+
+    def drop(self) -> None:
+        """All messages until now."""
+        while not self.delivered.empty():
+            self.delivered.get()
 
     def until(self, check: Callable[[DiskFigures], object]) -> DiskFigures:
         """The first message of that kind."""

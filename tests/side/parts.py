@@ -27,7 +27,7 @@ class Parts:
         self.node = NodeState(config, *place, os.getpid(), os.getpid(), **known)
         source = SimpleNamespace(unlisted=(), is_failing=False)
         self.watch: Any = SimpleNamespace(source=source, stalled_s=lambda: 0.0)
-        self.disks = DiskWatch(config, find_disks(), dict, lambda: None, Log())
+        self.disks = DiskWatch(config, find_disks(), dict, self.send, lambda _: None, Log())
         self.holds = Holds(self.node, self.log, self.send, config.holds)
         stats = SharedStats.create()
         os.close(stats.fd)  # no process inherits it, and the mapping has its own
