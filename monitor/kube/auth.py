@@ -1,32 +1,25 @@
-"""Tokens: a fixed one, a file that is rotated, or an exec plugin's."""
+"""Tokens: a fixed one, or a file that is rotated. (`monitor.kube.kubeconfig` has plugins that print them.)"""
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from monitor.documents import read_bytes
 from monitor.errors import ConfigError
-from monitor.kube.tls import Pem, Stamp, stamp
-
-
-@dataclass(frozen=True)
-class Credential:
-    """What identifies outrace to a server: a bearer token, a client certificate with its key, or neither."""
-
-    token: str = ""
-    certificate: tuple[Pem, Pem] | None = None
+from monitor.kube.tls import Stamp, stamp
 
 
 class Credentials(Protocol):
-    """Where credentials come from; called before every request, from any thread."""
+    """Where the bearer token comes from that identifies outrace ("": none); called before every request, from any
+    thread.
+    """
 
-    def current(self) -> Credential:
+    def current(self) -> str:
         """Raises MonitorError."""
 
-    def refresh(self) -> Credential:
+    def refresh(self) -> str:
         """The same, read anew: the server answered 401 to the current one."""
 
 
@@ -34,10 +27,10 @@ class Fixed:
     """A token that does not change, or none."""
 
     def __init__(self, token: str = "") -> None:
-        self._credential = Credential(token)
+        self._token = token
 
-    def current(self) -> Credential:
-        return self._credential
+    def current(self) -> str:
+        return self._token
 
     refresh = current
 
@@ -54,16 +47,16 @@ class TokenFile:
         self._key = key
         self._lock = threading.Lock()
         self._stamp: Stamp | None = None
-        self._credential: Credential | None = None
+        self._token = ""
 
-    def current(self) -> Credential:
+    def current(self) -> str:
         now = stamp(self._path)
         with self._lock:
-            if self._credential is not None and now in (self._stamp, None):
-                return self._credential
+            if self._token and now in (self._stamp, None):
+                return self._token
         return self.refresh()
 
-    def refresh(self) -> Credential:
+    def refresh(self) -> str:
         now = stamp(self._path)  # before it is read: a rotation in between is seen at the next look
         try:
             token = read_bytes(self._path).decode("ascii").strip()
@@ -72,8 +65,8 @@ class TokenFile:
             raise ConfigError(f"{self._key}: {self._path}: {why}", "name a readable file with a token") from None
         check_token(token, f"{self._key}: {self._path}")
         with self._lock:
-            self._stamp, self._credential = now, Credential(token)
-            return self._credential
+            self._stamp, self._token = now, token
+            return token
 
 
 def check_token(token: str, where: str) -> None:

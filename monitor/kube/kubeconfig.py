@@ -1,13 +1,11 @@
 """A kubeconfig, as kubectl reads it: one file, or several of ``$KUBECONFIG``, where the first that has a name wins.
 
-Whatever is wrong is one ConfigError that names the file and the key. Not taken: `proxy-url` (there is no proxy),
-`auth-provider` (removed in Kubernetes 1.26), basic auth (removed in 1.19), impersonation.
+Whatever is wrong is one ConfigError that names the file and the key.
 
 Root believes no file that others can change (`monitor.owner.alone`), and runs a plugin only of a file that was named.
 
-Exec credential plugins (aws eks get-token, gke-gcloud-auth-plugin, kubelogin ...) run when credentials are needed, and
-again when they have expired or were refused. Their standard input is empty: one that asks questions fails instead of
-waiting.
+A plugin (`exec`) runs when its token is needed, and again when that has expired or was refused. One that gives a
+certificate instead is not supported.
 """
 
 from __future__ import annotations
@@ -19,146 +17,82 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from monitor.documents import UnreadableError, decoded, from_json, from_yaml, read_bytes, shortened, shown
+from monitor.documents import UnreadableError, decoded, from_json, from_yaml, one_line, read_bytes, shortened, shown
 from monitor.errors import ConfigError, MonitorError
-from monitor.kube.auth import Credential, Credentials, Fixed, TokenFile, check_token
+from monitor.kube.auth import Credentials, Fixed, TokenFile, check_token
 from monitor.kube.cluster import SERVICE_ACCOUNT, ClusterConfig, in_cluster, parse_server
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.owner import ChangeableError, alone, program, search_path
 
-_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 #: A plugin may ask an identity provider over the network.
 TIMEOUT_S = 30.0
-_MAX_OUTPUT = 1 << 20
 #: Renewed this long before it expires.
 _EARLY_S = 10.0
 
 
-@dataclass(frozen=True)
-class ExecSpec:
-    """A plugin; ``where`` is file and key, ``cluster`` what `provideClusterInfo` gives it, ``hint`` its installHint."""
-
-    where: str
-    api_version: str
-    command: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
-    cluster: Mapping[str, object] | None = None
-    hint: str = ""
-
-
-class ExecPlugin:
-    """Credentials that a plugin prints."""
+class Plugin:
+    """Tokens that a program prints: aws eks get-token, gke-gcloud-auth-plugin, kubelogin ... Its standard input is
+    empty: one that asks questions fails instead of waiting. ``where`` is file and key.
+    """
 
     def __init__(
         self,
-        spec: ExecSpec,
+        where: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        info: Mapping[str, object],
         now: Callable[[], float] = time.time,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        if spec.api_version not in _VERSIONS:
-            raise ConfigError(
-                f"{spec.where}.apiVersion: {shown(spec.api_version)} is not supported", f"use {_VERSIONS[0]}"
-            )
-        self._spec = spec
+        self._where, self._command, self._env, self._info = where, command, env, info
         self._now = now
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._credential: Credential | None = None
-        self._expires: float | None = None
+        self._token, self._expires = "", inf
 
-    def current(self) -> Credential:
+    def current(self) -> str:
         with self._lock:
-            if self._credential is None or (self._expires is not None and self._now() > self._expires - _EARLY_S):
-                return self._run()
-            return self._credential
+            return self._token if self._token and self._now() <= self._expires - _EARLY_S else self._run()
 
-    def refresh(self) -> Credential:
+    def refresh(self) -> str:
         with self._lock:
             return self._run()
 
-    def _run(self) -> Credential:
-        spec = self._spec
-        asked: dict[str, object] = {"interactive": False}
-        if spec.cluster is not None:
-            asked["cluster"] = spec.cluster
-        info = {"apiVersion": spec.api_version, "kind": "ExecCredential", "spec": asked}
-        env = {**os.environ, **dict(spec.env), "KUBERNETES_EXEC_INFO": json.dumps(info)}
-        code, output, errors = self._output(env)
-        if code:
-            raise MonitorError(f"{spec.where}: {spec.command[0]} ended with {code}: {_one_line(errors)}")
-        self._credential, self._expires = self._parse(output[:_MAX_OUTPUT])
-        return self._credential
-
-    def _output(self, env: Mapping[str, str]) -> tuple[int, bytes, str]:
-        """Exit code, standard output and standard error of a run."""
-        spec = self._spec
+    def _run(self) -> str:
+        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(self._info)}
+        name = f"{self._where}: {self._command[0]}"
         try:
-            process = subprocess.Popen(
-                spec.command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+            done = subprocess.run(
+                self._command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=self._timeout_s
             )
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{spec.where}.command: {spec.command[0]}: {error}", _one_line(spec.hint)) from None
-        with process:
-            try:
-                output, errors = process.communicate(timeout=self._timeout_s)
-            except subprocess.TimeoutExpired:
-                raise MonitorError(f"{spec.where}: {spec.command[0]} took more than {self._timeout_s:.3g} s") from None
-            finally:
-                process.kill()  # does nothing to one that has ended
-        return process.returncode, output, errors.decode(errors="replace")
-
-    def _parse(self, output: bytes) -> tuple[Credential, float | None]:
-        where = f"{self._spec.where}: what {self._spec.command[0]} prints"
+            raise MonitorError(f"{name}: {error}") from None
+        except subprocess.TimeoutExpired:
+            raise MonitorError(f"{name} took more than {self._timeout_s:.3g} s") from None
+        if done.returncode:
+            errors = " ".join(done.stderr.decode(errors="replace").split())
+            raise MonitorError(f"{name} ended with {done.returncode}: {shortened(errors, 200)}")
         try:
-            made = from_json(output.decode())
-        except (UnreadableError, UnicodeDecodeError) as error:
-            raise MonitorError(f"{where} is no ExecCredential: {error}") from None
-        status = made.get("status") if isinstance(made, dict) else None
-        if not isinstance(status, dict) or made.get("kind") != "ExecCredential":
-            raise MonitorError(f"{where} is no ExecCredential with a status")
-        if made.get("apiVersion") != self._spec.api_version:
-            raise MonitorError(f"{where} has apiVersion {shown(made.get('apiVersion'))}, not {self._spec.api_version}")
-        token, certificate, key = (
-            value if isinstance(value := status.get(name), str) else ""
-            for name in ("token", "clientCertificateData", "clientKeyData")
-        )
-        if token:
-            check_token(token, where)
-        if not token and not (certificate and key):
-            raise MonitorError(f"{where} has neither a token nor a client certificate with its key")
-        pair = (Pem(where, data=certificate.encode()), Pem(where, data=key.encode())) if certificate and key else None
-        return Credential(token, pair), _expiry(status.get("expirationTimestamp"), where)
-
-
-def _expiry(value: object, where: str) -> float | None:
-    if value is None:
-        return None
-    try:
-        return datetime.fromisoformat(value if isinstance(value, str) else "").timestamp()
-    except ValueError:
-        raise MonitorError(f"{where} has expirationTimestamp {shown(value)}") from None
-
-
-def _one_line(text: str) -> str:
-    return shortened(" ".join(text.split()), 200)
+            status = from_json(done.stdout.decode())["status"]
+            token, expires = "" + status["token"], status.get("expirationTimestamp")
+            self._expires = datetime.fromisoformat(expires).timestamp() if expires else inf
+        except (UnreadableError, LookupError, TypeError, AttributeError, ValueError) as error:
+            raise MonitorError(f"{name} prints no ExecCredential with a token: {one_line(error)}") from None
+        check_token(token, f"{name} prints")
+        self._token = token
+        return self._token
 
 
 _SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
-_REFUSED = {
-    "proxy-url": "proxies are not supported; remove it, or use an address that is reached without",
-    "auth-provider": "auth-provider was removed in Kubernetes 1.26; use exec",
-    "username": "basic auth was removed in Kubernetes 1.19; use a token or a client certificate",
-    "password": "basic auth was removed in Kubernetes 1.19; use a token or a client certificate",
-    **dict.fromkeys(
-        ("as", "as-uid", "as-groups", "as-user-extra"), "impersonation is not supported; use a user of its own"
-    ),
-}
+#: Not supported: proxies; basic auth and auth-provider (removed in Kubernetes 1.19 and 1.26); impersonation.
+_REFUSED = ("proxy-url", "auth-provider", "username", "password", "as", "as-uid", "as-groups", "as-user-extra")
 
 
 @dataclass(frozen=True)
@@ -171,11 +105,6 @@ class _Entry:
 
     def where(self, key: str) -> str:
         return f"{self.path}: {self.key}.{key}"
-
-    def check_refused(self) -> None:
-        for key, why in _REFUSED.items():
-            if self.values.get(key):
-                raise ConfigError(f"{self.where(key)}: {why}")
 
     def text(self, key: str) -> str:
         value = self.values.get(key)
@@ -235,24 +164,27 @@ def load(paths: tuple[Path, ...], context: str = "", *, plugins: bool = True) ->
     ConfigError.
     """
     present = [path for path in paths if len(paths) == 1 or not _is_missing(path)]
+    names = ", ".join(str(path) for path in paths)
+    if not present:
+        raise ConfigError(f"kubeconfig: none of {names} exists", "name a file that does")
+    current, entries = "", dict[tuple[str, str], _Entry]()
     for path in present:
         _check_alone(path, f"{path}")
-    files = [(path, _read(path)) for path in present]
-    names = ", ".join(str(path) for path in paths)
-    if not files:
-        raise ConfigError(f"kubeconfig: none of {names} exists", "name a file that does")
-    current = next((_Entry(path, "", made) for path, made in files if made.get("current-context")), None)
-    name = context or (current.text("current-context") if current else "")
-    if not name:
+        made = _read(path)
+        current = current or _Entry(path, "", made).text("current-context")
+        for section, kind in _SECTIONS.items():
+            for one in made.get(section) or []:
+                name = str(one.get("name"))
+                entry = _Entry(path, f"{section}[{name}].{kind}", one.get(kind) or {})
+                entries.setdefault((section, name), entry)
+    if not context and not current:
         raise ConfigError(f"{names}: current-context: is not set", "set it, or name a context")
-    chosen = _find(files, "contexts", name, "the context" if context else "current-context")
-    chosen.check_refused()
-    cluster = _find(files, "clusters", chosen.text("cluster"), chosen.where("cluster"))
-    cluster.check_refused()
-    user = _Entry(files[0][0], "users", {})
+    asked_by = f"{present[0]}: {'the context' if context else 'current-context'}"
+    chosen = _find(entries, "contexts", context or current, asked_by)
+    cluster = _find(entries, "clusters", chosen.text("cluster"), chosen.where("cluster"))
+    user = _Entry(present[0], "users", {})
     if chosen.text("user"):
-        user = _find(files, "users", chosen.text("user"), chosen.where("user"))
-    user.check_refused()
+        user = _find(entries, "users", chosen.text("user"), chosen.where("user"))
     server = parse_server(cluster.text("server"), cluster.where("server"))
     tls = _tls(cluster, user)
     for path in tls.files():
@@ -279,18 +211,15 @@ def _tls(cluster: _Entry, user: _Entry) -> TlsSettings:
         raise ConfigError(f"{where}: is set beside a certificate-authority", "remove one of them")
     certificate, key = user.pem("client-certificate"), user.pem("client-key")
     if (certificate is None) != (key is None):
-        have, miss = ("client-certificate", "client-key")[:: 1 if key is None else -1]
-        raise ConfigError(f"{user.where(miss)}: is missing beside {have}", "name both")
+        where = user.where("client-key" if key is None else "client-certificate")
+        raise ConfigError(f"{where}: is missing beside the other", "name both")
     client = (certificate, key) if certificate is not None and key is not None else None
     return TlsSettings(ca, (), insecure, client, cluster.text("tls-server-name"))
 
 
 def _credentials(cluster: _Entry, user: _Entry) -> Credentials:
-    spec = user.values.get("exec")
-    if spec is not None:
-        if user.text("token") or user.text("tokenFile"):
-            raise ConfigError(f"{user.where('exec')}: stands beside a token", "remove one of them")
-        return ExecPlugin(_exec_spec(cluster, user, spec))
+    if (spec := user.values.get("exec")) is not None:
+        return _plugin(cluster, user, spec)
     if (path := user.file("tokenFile")) is not None:  # before the token, as client-go does
         _check_alone(path, user.where("tokenFile"))
         token_file = TokenFile(path, user.where("tokenFile"))
@@ -301,39 +230,26 @@ def _credentials(cluster: _Entry, user: _Entry) -> Credentials:
     return Fixed(token)
 
 
-def _exec_spec(cluster: _Entry, user: _Entry, values: object) -> ExecSpec:
+def _plugin(cluster: _Entry, user: _Entry, values: object) -> Plugin:
     if not isinstance(values, dict):
         raise ConfigError(f"{user.where('exec')}: {shown(values)} is no map")
     entry = _Entry(user.path, f"{user.key}.exec", values)
-    command = _command(entry)
-    if entry.text("interactiveMode") == "Always":
-        raise ConfigError(f"{entry.where('interactiveMode')}: Always: a plugin that asks questions cannot be used here")
-    args = entry.values.get("args") or []
+    command, args = _command(entry), entry.values.get("args") or []
     if not isinstance(args, list) or not all(isinstance(one, str) for one in args):
         raise ConfigError(f"{entry.where('args')}: {shown(args)} is no list of texts", "put each in quotes")
-    env = entry.values.get("env") or []
-    if not isinstance(env, list) or not all(
-        isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("value"), str) for one in env
-    ):
-        raise ConfigError(f"{entry.where('env')}: {shown(env)} is no list of name and value")
-    info: dict[str, object] = {"server": cluster.text("server")}
-    if ca := cluster.pem("certificate-authority"):
-        info["certificate-authority-data"] = base64.b64encode(ca.read()).decode()
-    if name := cluster.text("tls-server-name"):
-        info["tls-server-name"] = name
-    if cluster.flag("insecure-skip-tls-verify"):
-        info["insecure-skip-tls-verify"] = True
-    return ExecSpec(
-        where=f"{user.path}: {user.key}.exec",
-        api_version=entry.text("apiVersion"),
-        command=(command, *args),
-        env=(
-            *((("PATH", search_path()),) if alone() is not None else ()),
-            *((one["name"], one["value"]) for one in env),
-        ),
-        cluster=info if entry.flag("provideClusterInfo") else None,
-        hint=entry.text("installHint"),
-    )
+    try:
+        env = {str(one["name"]): str(one["value"]) for one in entry.values.get("env") or ()}
+    except (TypeError, LookupError):
+        raise ConfigError(f"{entry.where('env')}: is no list of name and value") from None
+    if alone() is not None:
+        env = {"PATH": search_path(), **env}
+    asked: dict[str, object] = {"interactive": False}
+    if entry.flag("provideClusterInfo"):
+        ca = cluster.pem("certificate-authority")
+        data = {} if ca is None else {"certificate-authority-data": base64.b64encode(ca.read()).decode()}
+        asked["cluster"] = {"server": cluster.text("server"), **data}
+    info = {"apiVersion": entry.text("apiVersion"), "kind": "ExecCredential", "spec": asked}
+    return Plugin(f"{user.path}: {entry.key}", (command, *args), env, info)
 
 
 def _command(entry: _Entry) -> str:
@@ -387,17 +303,13 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _find(files: list[tuple[Path, dict[str, Any]]], section: str, name: str, asked_by: str) -> _Entry:
-    known = []
-    for path, made in files:
-        for one in made.get(section) or []:
-            if one.get("name") == name:
-                values = one.get(_SECTIONS[section]) or {}
-                key = f"{section}[{name}].{_SECTIONS[section]}"
-                if not isinstance(values, dict):
-                    raise ConfigError(f"{path}: {key}: {shown(values)} is no map")
-                return _Entry(path, key, values)
-            known.append(shown(one.get("name")))
-    where = asked_by if asked_by.startswith(str(files[0][0])) else f"{files[0][0]}: {asked_by}"
-    listed = ", ".join(known[:5]) or "none"
-    raise ConfigError(f"{where}: {section} has no {shown(name)}", f"there are: {listed}")
+def _find(entries: Mapping[tuple[str, str], _Entry], section: str, name: str, asked_by: str) -> _Entry:
+    if (found := entries.get((section, name))) is None:
+        known = ", ".join([shown(other) for of, other in entries if of == section][:5]) or "none"
+        raise ConfigError(f"{asked_by}: {section} has no {shown(name)}", f"there are: {known}")
+    if not isinstance(found.values, dict):
+        raise ConfigError(f"{found.path}: {found.key}: {shown(found.values)} is no map")
+    for key in _REFUSED:
+        if found.values.get(key):
+            raise ConfigError(f"{found.where(key)}: is not supported", "use a token, a client certificate or exec")
+    return found

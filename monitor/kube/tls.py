@@ -17,6 +17,7 @@ from monitor.kube.errors import CertificateError
 
 #: (mtime_ns, inode, size); a projected volume swaps a symlink, so the inode changes with every rotation.
 Stamp = tuple[int, int, int]
+Stamps = tuple[Stamp | None, ...]
 _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----(.*?)-----END CERTIFICATE-----", re.DOTALL)
 
 
@@ -67,12 +68,12 @@ class TlsSettings:
             if pem is not None and pem.path is not None:
                 yield pem.path
 
-    def stamps(self) -> tuple[Stamp | None, ...]:
+    def stamps(self) -> Stamps:
         """Differs when a file was rotated."""
         return tuple(stamp(path) for path in self.files())
 
-    def context(self, certificate: tuple[Pem, Pem] | None = None) -> ssl.SSLContext:
-        """Made of what is in the files now; ``certificate`` and its key are an exec plugin's. Raises ConfigError."""
+    def context(self) -> ssl.SSLContext:
+        """Made of what is in the files now. Raises ConfigError."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -85,8 +86,8 @@ class TlsSettings:
             _load_ca(context, self.ca)
         else:
             context.load_default_certs()
-        if (client := certificate or self.client) is not None:
-            _load_certificate(context, *client)
+        if self.client is not None:
+            _load_certificate(context, *self.client)
         return context
 
     def check_pinned(self, shown: bytes, address: str) -> None:

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 from monitor import __version__
 from monitor.documents import one_line
-from monitor.kube.auth import Credential
 from monitor.kube.cluster import ClusterConfig
 from monitor.kube.errors import (
     ApiError,
@@ -32,7 +31,7 @@ from monitor.kube.errors import (
     api_error,
 )
 from monitor.kube.peer import check_peer
-from monitor.kube.tls import Pem, Stamp
+from monitor.kube.tls import Stamps
 
 _T = TypeVar("_T")
 
@@ -44,8 +43,6 @@ SLICE_S = 0.5
 _KEPT = 2
 _CHUNK = 1 << 16
 _MAX_ERROR = 64 << 10
-#: A client certificate, and what changes when a file of TLS is rotated: another one needs a new connection.
-_Identity = tuple[tuple[Pem, Pem] | None, tuple[Stamp | None, ...]]
 
 
 class Patience:
@@ -206,16 +203,16 @@ class Answer(http.client.HTTPResponse):
 
 
 class Connection(http.client.HTTPConnection):
-    """An open one. ``used``: whether there was an answer on it."""
+    """An open one. ``used``: whether there was an answer on it; ``stamps``: of the files that its TLS was made of."""
 
     response_class = Answer
     auto_open = 0
     used = False
 
-    def __init__(self, host: str, port: int, sock: Plain, identity: _Identity) -> None:
+    def __init__(self, host: str, port: int, sock: Plain, stamps: Stamps) -> None:
         super().__init__(host, port)
         self.sock = self.waiting = sock
-        self.identity = identity
+        self.stamps = stamps
 
 
 class Transport:
@@ -238,7 +235,7 @@ class Transport:
         self._timeout_s, self._connect_s = timeout_s, connect_s
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._context: tuple[_Identity, ssl.SSLContext] | None = None
+        self._context: tuple[Stamps, ssl.SSLContext] | None = None
 
     @contextlib.contextmanager
     def ask(
@@ -268,10 +265,10 @@ class Transport:
         request = method, target, body, headers
         usual_s, total_s = self._timeout_s, total_s or self._timeout_s
         patience = Patience(self.stop, total_s if silence_s is None else usual_s, silence_s)
-        credential = self.config.credentials.current()
-        made, answer = self._send(request, on_sent, credential, patience)
+        token = self.config.credentials.current()
+        made, answer = self._send(request, on_sent, token, patience)
         try:
-            if answer.status == 401 and (again := self.config.credentials.refresh()) != credential:
+            if answer.status == 401 and (again := self.config.credentials.refresh()) != token:
                 made.close()
                 answer.close()
                 made, answer = self._send(request, on_sent, again, patience)
@@ -295,15 +292,15 @@ class Transport:
         self,
         request: tuple[str, str, bytes | None, dict[str, str]],
         on_sent: Callable[[], object],
-        credential: Credential,
+        token: str,
         patience: Patience,
     ) -> tuple[Connection, Answer]:
         """Send, and read the head of the answer. Raises TransportError, Cancelled."""
         method, target, body, headers = request
-        if credential.token:
-            headers = {**headers, "Authorization": f"Bearer {credential.token}"}
+        if token:
+            headers = {**headers, "Authorization": f"Bearer {token}"}
         while True:
-            made = self._take(credential, patience)
+            made = self._take(patience)
             sent = False
             try:
                 made.waiting.patience = patience
@@ -325,15 +322,15 @@ class Transport:
                 made.used, answer.address = True, self.address
                 return made, answer
 
-    def _take(self, credential: Credential, patience: Patience) -> Connection:
-        """A connection that is idle and good, or a new one."""
-        identity = (credential.certificate, self.config.tls.stamps())
+    def _take(self, patience: Patience) -> Connection:
+        """A connection that is idle and good, or a new one, as after the rotation of a file."""
+        stamps = self.config.tls.stamps()
         while True:
             with self._lock:
                 made = self._idle.pop() if self._idle else None
             if made is None:
-                return self._open(identity, patience.within(self._connect_s))
-            if made.identity == identity and not made.waiting.stale():
+                return self._open(stamps, patience.within(self._connect_s))
+            if made.stamps == stamps and not made.waiting.stale():
                 return made
             made.close()
 
@@ -345,14 +342,14 @@ class Transport:
                 return
         made.close()
 
-    def _open(self, identity: _Identity, patience: Patience) -> Connection:
+    def _open(self, stamps: Stamps, patience: Patience) -> Connection:
         server, tls = self.config.server, self.config.tls
         sock: Plain | None = None
         try:
             sock = connect(server.host, server.port, patience)
             check_peer(sock, self.config.peer, patience.slices())
             if server.https:
-                sock = shake_hands(sock, self._context_for(identity), tls.server_name or server.host)
+                sock = shake_hands(sock, self._context_for(stamps), tls.server_name or server.host)
                 tls.check_pinned(sock.getpeercert(binary_form=True) or b"", self.address)
         except BaseException as error:
             if sock is not None:
@@ -360,13 +357,13 @@ class Transport:
             if isinstance(error, OSError | UnicodeError | TimedOut):
                 raise failure(self.address, error) from error
             raise
-        return Connection(server.host, server.port, sock, identity)
+        return Connection(server.host, server.port, sock, stamps)
 
-    def _context_for(self, identity: _Identity) -> ssl.SSLContext:
+    def _context_for(self, stamps: Stamps) -> ssl.SSLContext:
         """Made anew when a file was rotated: it takes 1 ms, and 20 with the system's CAs."""
         with self._lock:
-            if self._context is None or self._context[0] != identity:
-                self._context = (identity, self.config.tls.context(identity[0]))
+            if self._context is None or self._context[0] != stamps:
+                self._context = (stamps, self.config.tls.context())
             return self._context[1]
 
 

@@ -198,7 +198,7 @@ def _servers(access: Access, tried: list[str]) -> Iterator[_Tried]:
     name = f"the kubelet at {kubelet.url}"
     try:
         # The kubelet's own credentials are a client certificate, and it does not let itself in with that.
-        if kubelet.is_there and not kubelet.refused and cluster.credentials.current().token:
+        if kubelet.is_there and not kubelet.refused and cluster.credentials.current():
             own = KubeletClient(access.kubelet_server(credentials=cluster.credentials), timeout_s=_TIMEOUT_S)
             yield f"{KUBELET}:{kubelet.url}", name, own, partial(own.pods, _nothing)
     except MonitorError as error:

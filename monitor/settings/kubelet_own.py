@@ -97,7 +97,7 @@ def differences(options: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tu
 def _configz(access: Access) -> Source:
     """The kubelet's own settings. MonitorError where it cannot be asked."""
     cluster, whose = access.api_server()
-    if not cluster.credentials.current().token:
+    if not cluster.credentials.current():
         raise MonitorError(f"{whose}: no token, and a kubelet lets nobody in with its own certificate")
     server = access.kubelet_server(credentials=cluster.credentials)
     with closing(KubeletClient(server, timeout_s=_TIMEOUT_S)) as client:

@@ -25,7 +25,7 @@ ENV = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 def test_a_pod_knows_its_api_server(secrets: Path, host: str) -> None:
     config = in_cluster({**ENV, "KUBERNETES_SERVICE_HOST": host}, secrets)
     assert str(config.server) == ("https://10.96.0.1:443" if "." in host else "https://[fd00::1]:443")
-    assert config.credentials.current().token == "good"
+    assert config.credentials.current() == "good"
 
 
 def test_outside_of_a_pod_the_error_names_that() -> None:
@@ -110,10 +110,10 @@ def test_the_current_context_and_one_by_name(good: Config, write: Write) -> None
     config = load((path,))
     assert str(config.server) == "https://lab.example:6443/prefix"
     assert config.tls.server_name == "kubernetes"
-    assert config.credentials.current().token == "secret"
+    assert config.credentials.current() == "secret"
     other = load((path,), "by-certificate")
     assert str(other.server) == "https://[::1]:6443"
-    assert other.credentials.current().token == ""
+    assert other.credentials.current() == ""
     assert other.tls.client is not None
     files = load((path,), "by-files")
     assert files.tls.insecure
@@ -126,14 +126,14 @@ def test_paths_are_relative_to_their_file(good: Config, write: Write, authority:
     good["clusters"][0]["cluster"]["certificate-authority"] = "ca.crt"
     good["users"][0]["user"] = {"tokenFile": "token", "token": "older"}  # the file goes first, as in client-go
     config = load((write(good),))
-    assert config.credentials.current().token == "from-file"
+    assert config.credentials.current() == "from-file"
 
 
 def test_of_several_files_the_first_that_names_a_thing_wins(good: Config, write: Write, tmp_path: Path) -> None:
     first = write({"current-context": "by-files", "users": [{"name": "token", "user": {"token": "mine"}}]}, "first")
     paths = (first, tmp_path / "missing", write(good, "second"))
     assert load(paths).tls.insecure
-    assert load(paths, "by-token").credentials.current().token == "mine"
+    assert load(paths, "by-token").credentials.current() == "mine"
 
 
 def test_where_kubectl_looks() -> None:

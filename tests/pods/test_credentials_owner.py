@@ -38,7 +38,7 @@ def with_plugin(directory: Path, command: str, server: str = "https://127.0.0.1:
 
 
 def token(access: Access) -> str:
-    return access.api_server()[0].credentials.current().token
+    return access.api_server()[0].credentials.current()
 
 
 def test_a_plugin_runs_only_from_a_kubeconfig_that_was_given(tmp_path: Path) -> None:
