@@ -14,7 +14,7 @@ import click
 from monitor.cli.main import LazyGroup
 from monitor.cli.output import F, Finite, emit, output_option, seconds_of, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
-from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, Choice, Criteria, Found, Progress, Sweep, after, choose
+from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, Choice, Criteria, Found, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.policy.errors import PolicyError
@@ -88,7 +88,7 @@ def evicted() -> None:
 @output_option
 @click.option("--check", is_flag=True, help="Exit with code 4 if there is a pod to delete.")
 def list_(output: str, check: bool, kubeconfig: str, context: str, **options: Any) -> int:
-    """Show evicted pods, oldest first, why each stays or goes, and what their owners do."""
+    """Show evicted pods, oldest first, and why each stays or goes."""
     criteria = _criteria(**options)
     with _sweep(kubeconfig, context, criteria) as sweep:
         found = sweep.find()
@@ -161,7 +161,7 @@ def _document(found: Found, choices: Sequence[Choice]) -> dict[str, Any]:
     now, kinds = time.time(), Counter(choice.pod.owner_kind for choice in choices)
     return {
         "pods": [_pod(choice, now) for choice in choices],
-        "owners": {kind: {"pods": count, "after": after(kind)} for kind, count in kinds.most_common()},
+        "owners": {kind: {"pods": count} for kind, count in kinds.most_common()},
         "found": len(found.pods),
         "to_delete": sum(choice.goes for choice in choices),
         "failed_otherwise": dict(found.others.most_common()),
@@ -197,9 +197,6 @@ def _text(choices: Sequence[Choice]) -> Iterator[str]:
     yield ""
     for pod in (choice.pod for choice in choices if choice.pod.evidence != BY_REASON):
         yield f"{pod.key}: has no reason; evicted by its {pod.evidence}: {pod.message}"
-    kinds = Counter(choice.pod.owner_kind for choice in choices)
-    for kind, count in kinds.most_common():
-        yield f"{kind} ({count} pod{'' if count == 1 else 's'}): {after(kind)}"
 
 
 def _print_left_alone(found: Found) -> None:

@@ -120,11 +120,11 @@ def _undo(state_dirs: list[Path]) -> list[str]:
 
 def _untaint(state_dir: Path) -> list[str]:
     """Have the taints removed that a daemon left on its node; what is left."""
-    from monitor.side.cluster.record import TaintRecords, remove_left
+    from monitor.side.cluster.record import remove_left, taint_records
     from monitor.side.export.log import Log
 
     problems: list[str] = []
-    records = TaintRecords(state_dir)
+    records = taint_records(state_dir)
     for record in records.load(problems.append):
         keys = ", ".join(record.keys)
         try:

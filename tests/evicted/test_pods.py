@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from monitor.evicted.sweep import AFTER, BY_CONDITION, BY_REASON, EvictedPod, after, decode, parse_time
+from monitor.evicted.sweep import BY_CONDITION, BY_REASON, EvictedPod, decode, parse_time
 from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
 
 
@@ -115,11 +115,6 @@ def test_a_mirror_of_a_static_pod_is_held() -> None:
 )
 def test_owners(metadata: dict[str, Any], owner: str) -> None:
     assert decoded(evicted("web-1", **metadata)).owner == owner
-
-
-def test_what_owners_do_is_reported() -> None:
-    assert after("Job") == AFTER["Job"]
-    assert after("Workflow") == "what Workflow does is up to its own controller"
 
 
 def test_since_is_the_last_thing_that_is_dated() -> None:

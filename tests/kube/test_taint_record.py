@@ -10,7 +10,7 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.kube.resources import Resource
 from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import NodeReport
-from monitor.side.cluster.record import TaintRecord, TaintRecords, start_removal
+from monitor.side.cluster.record import JsonFiles, TaintRecord, start_removal, taint_records
 from monitor.side.worker import Worker
 from tests import live
 from tests.kube.fake_apiserver import FakeApiServer
@@ -21,15 +21,15 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> TaintRecords:
-    return TaintRecords(tmp_path)
+def records(tmp_path: Path) -> JsonFiles[TaintRecord]:
+    return taint_records(tmp_path)
 
 
-def left(records: TaintRecords, kubeconfig: Path | str, *keys: str) -> None:
+def left(records: JsonFiles[TaintRecord], kubeconfig: Path | str, *keys: str) -> None:
     records.write(TaintRecord("node-1", keys or (MEMORY["key"],), str(kubeconfig), given=True))
 
 
-def keys_of(records: TaintRecords) -> list[tuple[str, ...]]:
+def keys_of(records: JsonFiles[TaintRecord]) -> list[tuple[str, ...]]:
     problems: list[str] = []
     found = [one.keys for one in records.load(problems.append)]
     assert problems == []
@@ -41,7 +41,7 @@ def test_a_cluster_writes_it_down_before_it_asks_and_forgets_it_when_it_is_over(
     api: FakeApiServer,
     files: Worker,
     tmp_path: Path,
-    records: TaintRecords,
+    records: JsonFiles[TaintRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at_the_patch = []
@@ -77,7 +77,7 @@ def test_a_disk_that_takes_nothing_keeps_no_taint_away(client: ApiClient, api: F
     assert "No space left" in str(log.lines[0])
 
 
-def test_unload_removes_them(api: FakeApiServer, kubeconfig: Path, records: TaintRecords) -> None:
+def test_unload_removes_them(api: FakeApiServer, kubeconfig: Path, records: JsonFiles[TaintRecord]) -> None:
     taint(api, MEMORY, *FOREIGN)
     left(records, kubeconfig)
     done = live.outrace("unload", "--state-dir", str(records.path.parent))
@@ -86,7 +86,9 @@ def test_unload_removes_them(api: FakeApiServer, kubeconfig: Path, records: Tain
 
 
 @pytest.mark.parametrize("how", ["away", "forbidden", "no credentials"])
-def test_unload_names_what_it_leaves(how: str, api: FakeApiServer, kubeconfig: Path, records: TaintRecords) -> None:
+def test_unload_names_what_it_leaves(
+    how: str, api: FakeApiServer, kubeconfig: Path, records: JsonFiles[TaintRecord]
+) -> None:
     taint(api, MEMORY, *FOREIGN)
     left(records, "" if how == "no credentials" else kubeconfig)
     if how == "away":
@@ -100,7 +102,7 @@ def test_unload_names_what_it_leaves(how: str, api: FakeApiServer, kubeconfig: P
 
 
 def test_a_start_without_a_cluster_removes_them_when_the_server_is_back(
-    api: FakeApiServer, kubeconfig: Path, records: TaintRecords
+    api: FakeApiServer, kubeconfig: Path, records: JsonFiles[TaintRecord]
 ) -> None:
     taint(api, MEMORY, *FOREIGN)
     left(records, kubeconfig)
@@ -114,13 +116,13 @@ def test_a_start_without_a_cluster_removes_them_when_the_server_is_back(
     assert len(warnings(log)) == 1
 
 
-def test_the_node_of_the_cluster_itself_is_the_clusters_matter(records: TaintRecords) -> None:
+def test_the_node_of_the_cluster_itself_is_the_clusters_matter(records: JsonFiles[TaintRecord]) -> None:
     left(records, "/nowhere")
     assert start_removal(records.path.parent, LogLines(), but="node-1") is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"node": 1}', "\0"])
-def test_a_record_that_is_damaged_is_named(text: str, records: TaintRecords) -> None:
+def test_a_record_that_is_damaged_is_named(text: str, records: JsonFiles[TaintRecord]) -> None:
     records.path.mkdir()
     (records.path / "node-1.json").write_text(text)
     problems: list[Any] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.kube import stream
+from monitor.kube import transport
 from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
@@ -116,7 +116,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(stream, "SLICE_S", 0.05)
+    monkeypatch.setattr(transport, "SLICE_S", 0.05)
     found = Cluster(node, tmp_path)
     yield found
     found.close()

@@ -14,7 +14,7 @@ from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import read
-from monitor.side.cluster.record import TaintRecord, TaintRecords, remove_left
+from monitor.side.cluster.record import TaintRecord, remove_left, taint_records
 from monitor.side.export.log import Log
 from tests import others
 from tests.daemon.config_files import KUBELET, kubeconfig, write
@@ -70,7 +70,7 @@ def test_taints_are_removed_with_a_plugin_only_if_it_was_given(given: bool, tmp_
     api = FakeApiServer()
     marker = tmp_path / "ran"
     made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker)), api.url)
-    records = TaintRecords(tmp_path / "state")
+    records = taint_records(tmp_path / "state")
     (tmp_path / "state").mkdir(0o700)
     records.write(TaintRecord("node-1", ("outrace.io/memory-pressure",), str(made), given))
     [record] = records.load(pytest.fail)

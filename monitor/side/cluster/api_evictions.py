@@ -102,12 +102,12 @@ class ApiEvictions:
         self._client, self._node, self._disks, self._report, self._log = client, node, disks, report, log
         self._clock = clock
         self._retry = Retry(log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock), clock)
-        self._no_right: dict[str, float] = {}  # namespace -> until when the authorizer is not asked for its pods again
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: _Ending | None = None
-        self._refused: dict[str, tuple[float, str]] = {}  # uid -> until when it is not requested again, the outcome
+        #: uid, or "NAMESPACE/" for want of a right -> until when it is not requested again, the outcome
+        self._refused: dict[str, tuple[float, str]] = {}
         self._lock = threading.Lock()
         self.woken = threading.Event()
 
@@ -157,7 +157,7 @@ class ApiEvictions:
         """Request the first candidate that is not refused. False: try the same decision again later."""
         kept: list[Asked] = []
         for rank, pod in enumerate(self._candidates(decision), 1):
-            if pod.uid in self._refused or self._clock() < self._no_right.get(pod.namespace, 0.0):
+            if pod.uid in self._refused or f"{pod.namespace}/" in self._refused:
                 kept += [pod] if self._outcome(pod) != GONE else []
                 continue
             # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to be.
@@ -182,49 +182,37 @@ class ApiEvictions:
         """One request; one of `OUTCOMES`. After AWAY the next one waits until it is due."""
         try:
             self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
-        except TooManyRequests as error:
-            if not error.budget_blocks:
-                return self._away(pod, error)
-            self._refusal = str(error)
-            return BUDGET
-        except NotFound:
-            return self._gone(pod)
-        except Conflict as error:
-            return self._on_conflict(pod, error)
-        except Forbidden as error:
-            return self._on_forbidden(pod, error)
         except MonitorError as error:
-            # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
-            of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
-            if not of_this_pod or isinstance(error, Unauthorized):
-                return self._away(pod, error)
-            self._refusal = str(error)
-            return FAILED
+            return self._on_error(pod, error)
         self._unanswered = "", 0
         self._retry.works("the API server takes evictions again")
         return ACCEPTED
 
-    def _on_forbidden(self, pod: Asked, error: Forbidden) -> str:
-        """Admission refuses this pod. The authorizer refuses its whole namespace: one request is enough for all."""
+    def _on_error(self, pod: Asked, error: MonitorError) -> str:
+        is_gone = isinstance(error, NotFound)
+        if isinstance(error, Conflict):
+            # Another pod has its name now, or the API server gave up after conflicts with other writers: try again.
+            try:
+                is_gone = not is_there(self._client, pod.namespace, pod.name, pod.uid)
+            except MonitorError as other:
+                error = other
+            if not is_gone:
+                return self._away(pod, error)
+        if is_gone:
+            self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
+            return GONE
+        # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
+        of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
+        if not of_this_pod or isinstance(error, Unauthorized):
+            return self._away(pod, error)
         self._refusal = str(error)
-        if error.by_authorizer:
-            self._no_right[pod.namespace] = self._clock() + REFUSED_S
+        if isinstance(error, Forbidden) and error.by_authorizer:
+            # The authorizer refuses the whole namespace: one request is enough for all its pods.
+            self._refused[f"{pod.namespace}/"] = self._clock() + REFUSED_S, FAILED
             if self._retry.problem != str(error):
                 self._log.error("outrace has no right to evict pods of a namespace", pod=pod.title, problem=str(error))
             self._retry.problem = str(error)
-        return FAILED
-
-    def _on_conflict(self, pod: Asked, error: Conflict) -> str:
-        """Another pod has its name now, or the API server gave up after conflicts with other writers: try again."""
-        try:
-            same = is_there(self._client, pod.namespace, pod.name, pod.uid)
-        except MonitorError as other:
-            return self._away(pod, other)
-        return self._away(pod, error) if same else self._gone(pod)
-
-    def _gone(self, pod: Asked) -> str:
-        self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
-        return GONE
+        return BUDGET if isinstance(error, TooManyRequests) else FAILED
 
     def _away(self, pod: Asked, error: MonitorError) -> str:
         uid, times = self._unanswered

@@ -25,7 +25,7 @@ from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import PREFIX, NodeReport, reason
-from monitor.side.cluster.record import Record, TaintRecord, TaintRecords, event_record, record_of
+from monitor.side.cluster.record import Record, TaintRecord, event_record, record_of, taint_records
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
@@ -88,7 +88,7 @@ class Cluster:
         self._events_client = ApiClient(place.config, self._stop)
         clients = self._client, self._events_client
         self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
-        self._tainted = TaintRecords(state_dir)
+        self._tainted = taint_records(state_dir)
         held = node.held_names if node.config.holds else None
         more = self._condition_changed, held, node.config.taints_node, self._note_taints
         self._node_report = NodeReport(

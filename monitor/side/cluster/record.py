@@ -98,9 +98,9 @@ class JsonFiles(Generic[R]):
     raise OSError.
     """
 
-    def __init__(self, path: Path, made: Callable[[dict[str, Any]], R], remedy: str) -> None:
+    def __init__(self, kind: type[R], path: Path, remedy: str) -> None:
         self.path, self._folder = path, JsonFolder(path, KEEP, 0o600)
-        self._made: Callable[[dict[str, Any]], R] = made
+        self._kind: type[R] = kind
         self._remedy = remedy
 
     def write(self, record: R) -> None:
@@ -121,31 +121,21 @@ class JsonFiles(Generic[R]):
             on_problem(f"{self.path}: {error.strerror}")
         for path in (self.path / name for name in names):
             try:
-                found.append(self._made(documents.from_json(documents.decoded(documents.read_bytes(path)))))
-            except (OSError, UnreadableError, TypeError, KeyError) as error:
+                made = documents.from_json(documents.decoded(documents.read_bytes(path)))
+                fields: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in made.items()}
+                found.append(self._kind(**fields))
+            except (OSError, UnreadableError, TypeError, AttributeError) as error:
                 on_problem(f"{path}: {type(error).__name__}: {error}; {self._remedy}")
         return found
 
 
-class PendingRecords(JsonFiles[Record]):
-    """``STATE/cluster``."""
-
-    def __init__(self, state_dir: Path) -> None:
-        def made(of: dict[str, Any]) -> Record:
-            return Record(**{**of, "events": tuple(of["events"])})
-
-        super().__init__(state_dir / "cluster", made, "remove it")
+def pending_records(state_dir: Path) -> JsonFiles[Record]:
+    return JsonFiles(Record, state_dir / "cluster", "remove it")
 
 
-class TaintRecords(JsonFiles[TaintRecord]):
-    """``STATE/taints``, by node."""
-
-    def __init__(self, state_dir: Path) -> None:
-        def made(of: dict[str, Any]) -> TaintRecord:
-            keys, given = tuple(map(str, of["keys"])), of.get("given") is True
-            return TaintRecord(str(of["node"]), keys, str(of["kubeconfig"]), given)
-
-        super().__init__(state_dir / "taints", made, "look at the node's taints, and remove it")
+def taint_records(state_dir: Path) -> JsonFiles[TaintRecord]:
+    """By node."""
+    return JsonFiles(TaintRecord, state_dir / "taints", "look at the node's taints, and remove it")
 
 
 #: One request of a removal, and the connection for it: an operator waits for `outrace unload`.
@@ -155,7 +145,7 @@ _LEFT = "an earlier daemon left taints on its node, and they cannot be removed f
 _TRYING = "an earlier daemon left taints on its node; trying to remove them"
 
 
-def remove_left(record: TaintRecord, records: TaintRecords, log: Log) -> None:
+def remove_left(record: TaintRecord, records: JsonFiles[TaintRecord], log: Log) -> None:
     """Remove the taints from the node, then the record. Raises MonitorError, and OSError of the file."""
     path = Path(record.kubeconfig) if record.kubeconfig and not record.given else None
     access = Access(kubeconfig=record.kubeconfig if record.given else "", kubelet=NodeKubelet(kubeconfig=path))
@@ -172,7 +162,7 @@ def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread 
     """Remove what an instance before left on nodes other than ``but``, in a thread, until the API server answers. None
     where nothing is left.
     """
-    records = TaintRecords(state_dir)
+    records = taint_records(state_dir)
     found = records.load(lambda problem: log.error("taints of an earlier daemon may be left", problem=problem))
     left = [one for one in found if one.node != but]
     if not left:
@@ -182,7 +172,7 @@ def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread 
     return thread
 
 
-def _remove_all(left: list[TaintRecord], records: TaintRecords, log: Log) -> None:
+def _remove_all(left: list[TaintRecord], records: JsonFiles[TaintRecord], log: Log) -> None:
     for record in left:
         back_off, is_logged = BackOff(cap_s=_CAP_S), False
         while True:

@@ -22,7 +22,7 @@ from monitor.kube.client import ApiClient
 from monitor.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, KubeError, NotFound, Unauthorized
 from monitor.kube.resources import EVENTS, PODS
 from monitor.kube.retry import Retry, passes
-from monitor.side.cluster.record import KEEP, PendingRecords, Record
+from monitor.side.cluster.record import KEEP, Record, pending_records
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
 from monitor.side.worker import Worker
@@ -105,7 +105,7 @@ class Reports:
         self.erased = 0  # times a kubelet had written another phase over a status
         self.events_sent = self.events_dropped = 0
         self.status_due, self.event_due = threading.Event(), threading.Event()
-        self._pending = PendingRecords(self.state_dir)
+        self._pending = pending_records(self.state_dir)
         self._lock = threading.RLock()
         self._reports: dict[str, Report] = {}  # by the id of the record, oldest first; `KEEP` at most
         self._retry = Retry(self.log, BackOff(first_s=0.5, jitter=self.jitter, clock=self.clock), self.clock)
