@@ -22,9 +22,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from monitor.documents import shortened
-from monitor.kube.client import ApiClient, Listed
+from monitor.kube.client import PODS, ApiClient, Listed
 from monitor.kube.errors import Conflict, Forbidden, KubeError, NotFound, TransportError, Unauthorized
-from monitor.kube.resources import PODS
 from monitor.kube.retry import passes, retrying
 
 #: Characters of a message; the kubelet's own has 100 to 300.

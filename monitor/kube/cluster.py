@@ -1,21 +1,88 @@
-"""Which API server, and how to reach it from inside a pod: `in_cluster`; by kubeconfig: `monitor.kube.kubeconfig`."""
+"""Which API server, with which token, and how to reach it from inside a pod: `in_cluster`. By kubeconfig, and with
+tokens that a plugin prints: `monitor.kube.kubeconfig`.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
-from monitor.documents import shown
+from monitor.documents import read_bytes, shown
 from monitor.errors import CannotError, ConfigError
-from monitor.kube.auth import Credentials, Fixed, TokenFile
 from monitor.kube.peer import Peer
-from monitor.kube.tls import Pem, TlsSettings
+from monitor.kube.tls import Pem, Stamp, TlsSettings, stamp
 
 #: Where a pod has its token and the cluster's CA.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class Credentials(Protocol):
+    """Where the bearer token comes from that identifies outrace ("": none); called before every request, from any
+    thread.
+    """
+
+    def current(self) -> str:
+        """Raises MonitorError."""
+
+    def refresh(self) -> str:
+        """The same, read anew: the server answered 401 to the current one."""
+
+
+class Fixed:
+    """A token that does not change, or none."""
+
+    def __init__(self, token: str = "") -> None:
+        self._token = token
+
+    def current(self) -> str:
+        return self._token
+
+    refresh = current
+
+
+class TokenFile:
+    """A token in a file, read again when it is rotated, and when the server refuses it.
+
+    The kubelet renews a service account's after 80 % of its life; 2 us a look. While the file is away the last one is
+    used on. ``key`` says where the file was named.
+    """
+
+    def __init__(self, path: Path, key: str = "token file") -> None:
+        self._path = path
+        self._key = key
+        self._lock = threading.Lock()
+        self._stamp: Stamp | None = None
+        self._token = ""
+
+    def current(self) -> str:
+        now = stamp(self._path)
+        with self._lock:
+            if self._token and now in (self._stamp, None):
+                return self._token
+        return self.refresh()
+
+    def refresh(self) -> str:
+        now = stamp(self._path)  # before it is read: a rotation in between is seen at the next look
+        try:
+            token = read_bytes(self._path).decode("ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise ConfigError(f"{self._key}: {self._path}: {why}", "name a readable file with a token") from None
+        check_token(token, f"{self._key}: {self._path}")
+        with self._lock:
+            self._stamp, self._token = now, token
+            return token
+
+
+def check_token(token: str, where: str) -> None:
+    """A token goes into a header as it is. Raises ConfigError, without the token."""
+    if not token or not all("!" <= c <= "~" for c in token):
+        raise ConfigError(f"{where}: {'empty' if not token else 'no token: it has spaces or control characters'}")
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,16 @@ from typing import Any
 
 from monitor.documents import UnreadableError, decoded, from_json, from_yaml, one_line, read_bytes, shortened, shown
 from monitor.errors import ConfigError, MonitorError
-from monitor.kube.auth import Credentials, Fixed, TokenFile, check_token
-from monitor.kube.cluster import SERVICE_ACCOUNT, ClusterConfig, in_cluster, parse_server
+from monitor.kube.cluster import (
+    SERVICE_ACCOUNT,
+    ClusterConfig,
+    Credentials,
+    Fixed,
+    TokenFile,
+    check_token,
+    in_cluster,
+    parse_server,
+)
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.owner import ChangeableError, alone, program, search_path
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from monitor.errors import ConfigError
-from monitor.kube.auth import Credentials, Fixed
-from monitor.kube.cluster import ClusterConfig, parse_server
+from monitor.kube.cluster import ClusterConfig, Credentials, Fixed, parse_server
 from monitor.kube.decode import ItemDecoder, Object, parse_object
 from monitor.kube.errors import KubeError
 from monitor.kube.peer import Peer

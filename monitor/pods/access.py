@@ -15,13 +15,11 @@ from typing import Any
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kube import kubeconfig
-from monitor.kube.auth import Credentials
-from monitor.kube.client import ApiClient
-from monitor.kube.cluster import ClusterConfig, in_cluster
+from monitor.kube.client import PODS, ApiClient
+from monitor.kube.cluster import ClusterConfig, Credentials, in_cluster
 from monitor.kube.decode import Object
 from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
-from monitor.kube.resources import PODS
 from monitor.owner import alone
 from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.feed import KubeletFeed, PodCache, PodFeed

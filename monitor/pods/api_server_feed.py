@@ -6,11 +6,10 @@ import random
 import threading
 
 from monitor.errors import MonitorError
-from monitor.kube.backoff import BackOff
-from monitor.kube.client import SILENCE_S, WATCH_S, ApiClient
+from monitor.kube.client import PODS, SILENCE_S, WATCH_S, ApiClient
 from monitor.kube.decode import BOOKMARK, DELETED
 from monitor.kube.errors import ApiError, Cancelled, ResourceExpired, ServerError, TooManyRequests, TransportError
-from monitor.kube.resources import PODS
+from monitor.kube.retry import BackOff
 from monitor.pods.feed import PodCache, PodFeed, known
 from monitor.pods.model import Ends
 

@@ -21,9 +21,9 @@ from monitor import documents
 from monitor.documents import UnreadableError
 from monitor.errors import MonitorError
 from monitor.kernel.durable import replace_file
-from monitor.kube.backoff import BackOff
 from monitor.kube.errors import ApiError, Cancelled
 from monitor.kube.kubelet import KubeletClient
+from monitor.kube.retry import BackOff
 from monitor.pods import pod_objects
 from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import Ends

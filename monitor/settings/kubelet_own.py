@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.kube.client import ApiClient
+from monitor.kube.client import NODES, ApiClient
 from monitor.kube.kubelet import KubeletClient
-from monitor.kube.resources import NODES
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, TEXT_MAPS, Given, Source

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Criteria, Sweep
-from monitor.kube.client import ApiClient, PatchType
-from monitor.kube.resources import PODS
+from monitor.kube.client import PODS, ApiClient, PatchType
 from tests.evicted.made import evicted, stamp
 from tests.kube import test_contract as contract
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kube.auth import Fixed
 from monitor.kube.client import ApiClient
-from monitor.kube.cluster import ClusterConfig, parse_server
+from monitor.kube.cluster import ClusterConfig, Fixed, parse_server
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.side.worker import Worker
 from tests.daemon import config_files

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Mapping
 
 from monitor.errors import MonitorError
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
+from monitor.kube.retry import BackOff
 from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.feed import Known
 from tests.waiting import until

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroup_procs
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
+from monitor.kube.retry import BackOff
 from monitor.link.messages import Decision
 from monitor.policy.pods import Pod
 from monitor.race.events import Gone, Refused

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.kube.backoff import BackOff
 from monitor.kube.errors import CertificateError, KubeError, NotFound, ServerError, TooManyRequests, TransportError
-from monitor.kube.retry import retrying
+from monitor.kube.retry import BackOff, retrying
 from tests.kube.clock import WaitedClock
 
 

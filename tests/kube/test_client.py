@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.kube import errors
-from monitor.kube.client import ApiClient
-from monitor.kube.resources import EVENTS, NODES, PODS
+from monitor.kube.client import EVENTS, NODES, PODS, ApiClient
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 
@@ -80,7 +79,7 @@ def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
     assert NODES.path("ignored", "y") == "/api/v1/nodes/y"
 
 
-MODULES = ("backoff", "client", "cluster", "kubelet", "resources", "retry")
+MODULES = ("client", "cluster", "kubelet", "retry")
 #: 2.7 MiB, 14 ms; what only a kubeconfig needs.
 NOT_IN_A_POD = {"yaml", "subprocess", "monitor.kube.kubeconfig", "urllib.request", "asyncio"}
 

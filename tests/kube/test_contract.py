@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 
 from monitor.kube import errors
-from monitor.kube.auth import Fixed
-from monitor.kube.client import ApiClient, PatchType
-from monitor.kube.cluster import ClusterConfig, Server
+from monitor.kube.client import EVENTS, NODES, PODS, ApiClient, PatchType, Resource
+from monitor.kube.cluster import ClusterConfig, Fixed, Server
 from monitor.kube.decode import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
-from monitor.kube.resources import EVENTS, NODES, PODS, Resource
 from monitor.side.cluster.node import NodeReport
 from monitor.side.export.log import Log
 from tests.kube.running import Running

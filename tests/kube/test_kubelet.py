@@ -9,7 +9,7 @@ import pytest
 
 from monitor.errors import ConfigError
 from monitor.kube import errors
-from monitor.kube.auth import Fixed
+from monitor.kube.cluster import Fixed
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from tests.kube import faults
 from tests.kube.fake_apiserver import pod

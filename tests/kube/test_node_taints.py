@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kube.client import ApiClient
+from monitor.kube.client import ApiClient, Resource
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.resources import Resource
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import LOOK_S, TRIES, NodeReport

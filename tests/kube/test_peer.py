@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kube import peer
-from monitor.kube.auth import Fixed
+from monitor.kube.cluster import Fixed
 from monitor.kube.errors import CertificateError, TimedOut
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.kube.peer import Peer, check_peer

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from monitor.kube.client import ApiClient
+from monitor.kube.client import ApiClient, Resource
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.resources import Resource
 from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import NodeReport
 from monitor.side.cluster.record import JsonFiles, TaintRecord, start_removal, taint_records

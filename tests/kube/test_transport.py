@@ -14,10 +14,8 @@ import pytest
 
 from monitor.errors import ConfigError
 from monitor.kube import errors, transport
-from monitor.kube.auth import Fixed, TokenFile
-from monitor.kube.client import ApiClient
-from monitor.kube.cluster import ClusterConfig, Server, in_cluster, parse_server
-from monitor.kube.resources import PODS
+from monitor.kube.client import PODS, ApiClient
+from monitor.kube.cluster import ClusterConfig, Fixed, Server, TokenFile, in_cluster, parse_server
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.kube.transport import Patience, Plain, shake_hands
 from tests.kube import faults

@@ -11,10 +11,10 @@ import pytest
 
 from monitor.kernel import cgroupfs
 from monitor.kube import transport
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
 from monitor.kube.kubelet import KubeletClient
+from monitor.kube.retry import BackOff
 from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import KubeletFeed, PodCache, PodFeed

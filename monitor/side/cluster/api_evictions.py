@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import (
     ApiError,
@@ -26,7 +25,7 @@ from monitor.kube.errors import (
     TooManyRequests,
     Unauthorized,
 )
-from monitor.kube.retry import Retry, passes
+from monitor.kube.retry import BackOff, Retry, passes
 from monitor.link.messages import Decision
 from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate

@@ -16,10 +16,9 @@ from typing import NamedTuple
 from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.retry import Retry, turning
+from monitor.kube.retry import BackOff, Retry, turning
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig

@@ -18,11 +18,9 @@ from typing import Any
 
 from monitor.actions.status import timestamp
 from monitor.errors import MonitorError
-from monitor.kube.backoff import BackOff
-from monitor.kube.client import ApiClient, PatchType
+from monitor.kube.client import NODES, ApiClient, PatchType
 from monitor.kube.errors import ApiError, Cancelled, Conflict, InvalidResponse, TooManyRequests
-from monitor.kube.resources import NODES
-from monitor.kube.retry import Retry
+from monitor.kube.retry import BackOff, Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.export.log import Log
 

@@ -18,8 +18,8 @@ from monitor.actions.status import EvictedPod, event, events_of, status_patch
 from monitor.documents import UnreadableError
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.durable import JsonFolder
-from monitor.kube.backoff import BackOff
 from monitor.kube.client import ApiClient
+from monitor.kube.retry import BackOff
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.side.cluster.node import NodeReport, is_refused

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.kube.backoff import BackOff
-from monitor.kube.client import ApiClient
+from monitor.kube.client import EVENTS, PODS, ApiClient
 from monitor.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, KubeError, NotFound, Unauthorized
-from monitor.kube.resources import EVENTS, PODS
-from monitor.kube.retry import Retry, passes
+from monitor.kube.retry import BackOff, Retry, passes
 from monitor.side.cluster.record import KEEP, Record, pending_records
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
