@@ -254,9 +254,7 @@ def _scheduler() -> Iterator[Check]:
 
 
 def _swap() -> Iterator[Check]:
-    import psutil
-
-    total = psutil.swap_memory().total // 1024
+    total = meminfo.read().get("SwapTotal", 0) // 1024
     uncounted = "memory.available does not count what could be swapped out (neither does the kubelet's)"
     yield Check("swap", True, f"{total} KiB: {uncounted}" if total else "none")
 

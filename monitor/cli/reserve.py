@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,7 +75,8 @@ class _Node(NamedTuple):
               help="Rules: the reservations that you give, or those that CCE computes.")  # fmt: skip
 @click.option("--memory", metavar="QUANTITY", help="Memory of the node (MemTotal), such as 16Gi.")
 @click.option("--cpu", metavar="QUANTITY", help="Cores of the node, such as 4 or 3500m.")
-@click.option("--max-pods", type=int, metavar="N", help="Pods that the node may run (maxPods). cce-*: required.")
+@click.option("--max-pods", type=click.IntRange(1, (1 << 31) - 1), metavar="N",
+              help="Pods that the node may run (maxPods). cce-*: required.")  # fmt: skip
 @click.option("--runtime", type=click.Choice([cce.DOCKER, cce.CONTAINERD]), default=cce.CONTAINERD, show_default=True,
               help="The container runtime (cce-v2).")  # fmt: skip
 @click.option("--data-disk", metavar="QUANTITY", help="kubelet: the disk of /var/lib/kubelet; cce-*: the data disk.")
@@ -199,11 +201,6 @@ def _node(model: str, options: Mapping[str, Any]) -> _Node:
     given = {name: _amount(option, options[option.replace("-", "_")], name == CPU) for name, option in asked.items()}
     amounts = {name: amount for name, amount in given.items() if amount is not None}
     origins = {name: f"--{option}" for name, option in asked.items()}
-    max_pods = options["max_pods"]
-    if max_pods is not None and not 0 < max_pods < 1 << 31:
-        raise ConfigError(
-            f"--max-pods: {max_pods} is no number of pods", "write how many the node may run, such as 110"
-        )
     if options["this_node"]:
         for resource, (amount, origin) in _this_node(model).items():
             if resource not in amounts:
@@ -220,15 +217,13 @@ def _node(model: str, options: Mapping[str, Any]) -> _Node:
 
 
 def _this_node(model: str) -> dict[str, tuple[int, str]]:
-    import psutil
-
     from monitor.kernel import disks, meminfo
 
     found = {
         MEMORY_RESOURCE: (meminfo.mem_total(), "MemTotal of this node"),
         HUGE: (meminfo.huge_pages(), "Hugetlb of this node"),
     }
-    if cores := psutil.cpu_count():
+    if cores := os.cpu_count():
         found[CPU] = (cores * 1000, "CPUs of this node")
     if model == KUBELET:
         # (Of CCE's data disk the file system is what is left after LVM has had its part: that is not its size.)

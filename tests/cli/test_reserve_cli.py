@@ -155,7 +155,7 @@ def test_this_node() -> None:
         ("--memory 1Gi --huge-pages 2Gi", "--huge-pages: 2147483648 bytes of huge pages are more than the node's"),
         ("--memory 1Gi --eviction-hard memory.available<nan%", "memory.available<nan% (--eviction-hard), a percentage"),
         ("--memory 1Gi --system-reserved memory=5%", "--system-reserved: memory: 5%: quantities must match"),
-        ("--memory 1Gi --max-pods 0", "--max-pods: 0 is no number of pods"),
+        ("--memory 1Gi --max-pods 0", "'--max-pods': 0 is not in the range"),
         (
             "--memory 4Gi --model cce-v2 --max-pods 9 --kube-reserved memory=1Gi",
             "--kube-reserved: cce-v2 works this out itself; leave it out, or take --model kubelet",
