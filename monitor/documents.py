@@ -70,9 +70,7 @@ def read_bytes(
 
 
 def open_file(path: str | os.PathLike[str], *, pipes: bool = False) -> BufferedReader:
-    """A regular file, or with ``pipes`` a pipe, to be read; opening it never waits. Raises OSError, of which
-    `NotAFileError`.
-    """
+    """A regular file, or with ``pipes`` a pipe; opening it never waits. Raises OSError, of which `NotAFileError`."""
     # Looked at before it is opened, because opening alone makes some devices act; and again after, because it may have
     # been replaced.
     _check_kind(os.stat(path).st_mode, pipes)

@@ -175,9 +175,7 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
 
 
 def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
-    """Bytes of the node and of what its pods may use, as `outrace run` has them while kubepods has no own limit; and
-    bytes of the machine in huge pages.
-    """
+    """Bytes of the node and of its pods (of kubepods without a limit of its own); and of the machine's huge pages."""
     from monitor.kernel import meminfo
 
     memory = meminfo.MemTotal()
@@ -194,9 +192,7 @@ def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
 
 
 def _protected(run_config: RunConfig) -> int:
-    """Bytes that memory.min protects on this node at most: a cgroup below protects no more than these. 0 where there
-    are no cgroups: a configuration may be checked anywhere.
-    """
+    """Bytes that memory.min protects at most: a cgroup below protects no more. 0 where there are no cgroups."""
     from monitor.kernel import cgroupfs, limits
 
     try:
@@ -271,9 +267,7 @@ def _warnings(resolved: Resolved, node: Node) -> list[str]:
 
 
 def _of_services(settings: Settings) -> Settings:
-    """Without what surprises only a kubelet: outrace acts on no threshold of disks or kubepods where services are pods.
-    Values that are written of those are checked.
-    """
+    """Without what surprises only a kubelet: outrace acts on no threshold of disks or kubepods there."""
     maps = {
         key: {
             name: given

@@ -77,9 +77,7 @@ class Daemon:
 
 
 def described(path: Path) -> Daemon:
-    """The daemon at a socket, as it is now: started again, or with another configuration. Raises as `get` does;
-    TypeError where its configuration is another release's.
-    """
+    """The daemon at a socket, as it is now. Raises as `get`; TypeError for another release's configuration."""
     info = DaemonInfo.from_json(_get(path, daemon_socket.INFO_PATH))
     return Daemon(path, info, RunConfig.from_json(json.dumps(info.config)))
 
@@ -113,9 +111,7 @@ def choose_daemon(describing: Collection[str], no_daemon: bool, without: str | N
 
 
 def running() -> Daemon | None:
-    """The daemon that runs here. MonitorError where this user may not ask, or where anybody could have put a socket
-    there.
-    """
+    """The daemon that runs here. MonitorError where this user may not ask, or others could have put a socket."""
     directory = Path(run_dir())
     path = directory / daemon_socket.SOCKET
     try:

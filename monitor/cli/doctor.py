@@ -1,6 +1,4 @@
-"""`outrace doctor`: what this kernel and these privileges allow, each "no" with its remedy, and the rung of the hook
-ladder that follows from that.
-"""
+"""`outrace doctor`: what this kernel and these privileges allow, each "no" with its remedy, and the hook here."""
 
 from __future__ import annotations
 

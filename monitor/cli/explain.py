@@ -281,7 +281,7 @@ def _containers(hierarchy: Hierarchy, pod: FoundPod) -> Iterator[dict[str, Any]]
 def _measure(
     config: RunConfig, stats: dict[str, Any], found: Mapping[str, FoundPod], signal: str, roots: Roots
 ) -> list[str]:
-    """Add what ranking for ``signal`` and the pods' own limits of storage take beside memory; the problems met.
+    """Add what ranking for ``signal`` and own limits of storage take beside memory; the problems met.
 
     Walks the pods' directories for a disk signal, and those of pods with such limits always.
     """
@@ -349,10 +349,7 @@ def about(seen: Situation, order: Sequence[Ranked], one: Ranked) -> dict[str, An
 
 
 def _against(seen: Situation, order: Sequence[Ranked], at: int, victim: Ranked | None) -> list[dict[str, Any]]:
-    """The first victim, the pod before this one and the one behind it: the comparisons.
-
-    Those that are never evicted are left out: to stand before or behind one changes nothing.
-    """
+    """The comparisons with the first victim and both neighbours; pods that are never evicted do not count."""
     one = order[at]
     evictable = [other for other in order if other is one or not other.fixed.critical]
     n = evictable.index(one)

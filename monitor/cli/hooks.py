@@ -20,10 +20,7 @@ from monitor.settings.config import RunConfig
 
 
 def take(config: RunConfig) -> tuple[RunConfig, bool]:
-    """The configuration with the hook that ``config.hooks`` allows and this machine can do, its programs loaded.
-
-    And whether they were loaded now. Raises CannotError (exit code 3) where there is none, with the remedy.
-    """
+    """The configuration with the best hook of this machine, and whether it was loaded now. Raises CannotError."""
     from monitor.kernel import loader, mounts
 
     state_dir, best = Path(config.state_dir), BPF_RUNGS[0]
@@ -79,9 +76,7 @@ def _too_deep(node_cgroup: str | None) -> str:
 
 
 def _load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
-    """Hold the instance, load and pin the programs of a BPF rung, and try whether they attach: the configuration with
-    them, and whether they were loaded now.
-    """
+    """Load and pin the programs of a BPF rung, and try whether they attach; whether they were loaded now."""
     from monitor.kernel import instances, loader, mounts
     from monitor.kernel.pins import Pins
 

@@ -82,9 +82,7 @@ def _whole(curve: Json, lines: Sequence[Json]) -> int | None:
 def _extent(
     curves: Sequence[Points], lines: Sequence[Json], steps: Sequence[Json]
 ) -> tuple[float, tuple[float, float]]:
-    """The largest value shown, and the first and last moment: from where the curve comes into view, with what
-    followed, so that a race of milliseconds is not lost in the 30 s that are recorded before it.
-    """
+    """The largest value shown, and the first and last moment: the samples of 30 s must not hide a race of 1 ms."""
     top = 1.08 * max((v for points in curves for _, v in points), default=1)
     highest = max((one["quantity"] for one in lines), default=0)
     top = max(1.0, min(top, _ABOVE * highest) if highest else top)

@@ -346,9 +346,7 @@ def _fold(steps: Sequence[Json]) -> Iterator[tuple[Json, int]]:
 
 
 def _counterfactual(what_if: Json, needless: bool) -> str:
-    """One sentence: would a kubelet have decided in time, and when. ``needless``: only its own formula was
-    crossed.
-    """
+    """One sentence: would a kubelet have decided in time? ``needless``: only its own formula was crossed."""
     polls = what_if["mode"] == "poll"  # else an earlier release stored it
     how = "polling every 10 s" if polls else f"with {what_if['mode']} notification"
     if needless:
@@ -367,9 +365,7 @@ def _counterfactual(what_if: Json, needless: bool) -> str:
 
 
 def _wrap(text: str, width: int, indent: str, first: str | None = None) -> list[str]:
-    """The text in lines of at most ``width`` columns, with nothing in it that acts on a terminal; names are never
-    broken.
-    """
+    """The text in lines of ``width`` columns at most, harmless for a terminal; names are never broken."""
     return textwrap.wrap(
         clean(text),
         max(width, _MIN_WIDTH, len(indent) + 20),

@@ -63,9 +63,7 @@ def complain(reader: IncidentReader) -> None:
 
 @contextmanager
 def reading(given: str | None, no_daemon: bool) -> Iterator[tuple[IncidentReader, str]]:
-    """The incidents of the running daemon's state directory, else of the default one: they are often read when the
-    daemon does not run. Files that cannot be read, in one line.
-    """
+    """The incidents of the daemon's state directory, else of the default one. One line for unreadable files."""
     daemon = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {STATE_DIR}")
     state_dir = daemon.config.state_dir if daemon is not None else given or STATE_DIR
     try:

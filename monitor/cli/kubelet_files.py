@@ -42,9 +42,7 @@ class Word(NamedTuple):
 
 
 def of_files(paths: Sequence[str]) -> tuple[list[Word], dict[str, Given]]:
-    """The flags in these files, and the fields of those that are a KubeletConfiguration. Raises ConfigError, and
-    PolicyError for what is in them.
-    """
+    """The flags in these files, and the fields of a KubeletConfiguration. Raises ConfigError and PolicyError."""
     words, fields = list[Word](), dict[str, Given]()
     for path in paths:
         text = read_text(path, "name a file with the kubelet's flags")
@@ -125,9 +123,7 @@ def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
 
 
 def _flags(path: str, text: str) -> Iterator[Word]:
-    """One flag a line, as snaps have them, with the quotes and comments of a shell, but in a file of MicroK8s; what is
-    unrelated may hold variables.
-    """
+    """One flag a line, quoted as for a shell (but MicroK8s'); the value of an unrelated one may hold variables."""
     split = microk8s_words if _OF_MICROK8S in os.path.realpath(path) else shell_words
     lines = {f"{path}:{number}": line.strip() for number, line in enumerate(text.splitlines(), 1)}
     lines = {origin: line for origin, line in lines.items() if line and line[0] != "#"}

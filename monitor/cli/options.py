@@ -77,10 +77,7 @@ def with_disks(config: RunConfig) -> tuple[RunConfig, Disks]:
 
 
 def resolve(options: Mapping[str, Any]) -> Resolved:
-    """The configuration these options make, and what it was made of. Raises ConfigError.
-
-    ``options`` by parameter name, as click passes them (``eviction_hard``); None means not given.
-    """
+    """The configuration of ``options``, by parameter name as click has them (None: not given). Raises ConfigError."""
     from monitor.settings.read import read
 
     for name, instead in GONE_OPTIONS.items():

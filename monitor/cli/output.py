@@ -1,7 +1,4 @@
-"""How commands print data: `-o table|json`, aligned tables, byte counts as people read them; and read durations.
-
-Data goes to stdout and nothing else does, so that `outrace ... -o json | jq` always works.
-"""
+"""How commands print data (`-o table|json`; nothing else goes to stdout), and read durations."""
 
 from __future__ import annotations
 
@@ -50,9 +47,7 @@ def yaml_lines(data: object, inline: bool = False) -> list[str]:
 
 
 def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]], prose: bool = False) -> list[str]:
-    """Aligned columns; one whose cells are all numbers (or byte counts as `format_bytes` writes them) to the right.
-    ``prose``: headers as they are, every column to the left. Without trailing blanks.
-    """
+    """Aligned columns, numbers to the right. ``prose``: headers as they are, every column to the left."""
     cells = [["-" if cell is None else str(cell) for cell in row] for row in rows]
     columns = range(len(headers))
     widths = [max(len(headers[i]), *(len(row[i]) for row in cells)) if cells else len(headers[i]) for i in columns]
@@ -127,9 +122,7 @@ CUT = "~"
 
 
 def plain(text: object) -> str:
-    """The text in printable ASCII, all else as escapes: `\\x1b`, `\\u202e`. Names are chosen by others: nothing in one
-    moves the cursor, turns text around, or takes two columns or none.
-    """
+    """The text in printable ASCII, all else as escapes (`\\x1b`): no name that others chose acts on a terminal."""
     found = str(text)
     if found.isascii() and found.isprintable():
         return found

@@ -86,9 +86,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _undo_left(state_dir: Path | None, locked: bool) -> None:
-    """A start that fails takes over nothing that a killed daemon changed, and the next may be far: in a crash loop.
-    ``state_dir``: None where the configuration that names it cannot be read.
-    """
+    """A start that fails takes nothing over, and the next may be far. ``state_dir``: None if it is not known."""
     from monitor.cli.unload import known_state_dirs, stopped
 
     if os.geteuid() != 0:
@@ -107,9 +105,7 @@ def _undo_left(state_dir: Path | None, locked: bool) -> None:
 
 
 def start(config: RunConfig, locks: list[int]) -> NoReturn:
-    """Take what the daemon needs and become it; ``locks`` gets the descriptor of the state dir's lock. Raises
-    MonitorError with one line and its exit code.
-    """
+    """Take what the daemon needs and become it; ``locks`` gets the state dir's lock. Raises MonitorError."""
     from monitor.kernel import cgroupfs, instances
     from monitor.settings.read import check_enforced, check_kernel
 
@@ -310,9 +306,7 @@ def _lock(path: Path, name: str, what: str, mode: int, remedy: str) -> int:
 
 
 def warn_of_code(files: Sequence[str], log: Log) -> None:
-    """An operator may have root run a checkout in a user's home: that user is root then, and a helper that starts again
-    months later reads what is there by then.
-    """
+    """Root that runs a checkout in a user's home is that user; so is a helper that starts again months later."""
     distrust = alone()
     for problem in dict.fromkeys(distrust(Path(path)) for path in files) if distrust is not None else ():
         if problem:

@@ -1,8 +1,7 @@
 """`outrace top`: the node, kubepods and every pod, once or refreshed each second.
 
-ncurses draws the live view (the standard library's `curses`): it knows the terminals, sends what has changed alone,
-decodes keys, and has handlers of its own for SIGTSTP and SIGWINCH. Nothing can put back a terminal whose program was
-killed with SIGKILL: `reset` does.
+ncurses draws the live view (`curses`): it knows the terminals, decodes keys, and has handlers of its own for SIGTSTP
+and SIGWINCH. After SIGKILL of the view only `reset` restores the terminal.
 """
 
 from __future__ import annotations
@@ -166,9 +165,7 @@ def _draw(window: curses.window, styles: dict[str, int], shown: Sequence[Line]) 
 
 
 def _pressed(window: curses.window, timeout_s: float) -> Iterator[str]:
-    """The keys that are pressed until one is, the size changes or the time is over. Raises EOFError where the terminal
-    is gone.
-    """
+    """The keys pressed until one is, the size changes or the time is over. Raises EOFError without a terminal."""
     window.timeout(max(0, round(timeout_s * 1000)))
     while (code := window.getch()) != -1:
         window.timeout(0)

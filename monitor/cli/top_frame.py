@@ -1,6 +1,4 @@
-"""What `outrace top` shows, as data: the node, kubepods and the pods in memory order, from a daemon or from files; how
-fast all grow, what memory is made of, and the kernel's next victim.
-"""
+"""What `outrace top` shows, as data: the node, kubepods and the pods, growth, and the kernel's next victim."""
 
 from __future__ import annotations
 
@@ -306,9 +304,7 @@ def _kernel_v1(path: Path) -> int | None:
 
 
 class Looked(NamedTuple):
-    """A look at every process of the node: ``victim`` as it is shown, and by the uid of a pod its lowest and highest
-    oom_score_adj.
-    """
+    """``victim`` as it is shown; ``scores``: the lowest and highest oom_score_adj by the uid of a pod."""
 
     victim: Mapping[str, Any] | None = None
     scores: Mapping[str, tuple[int, int]] = {}
@@ -356,9 +352,7 @@ _STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "cond
 
 
 class Sampler:
-    """Looks at the node of ``config``, or of ``daemon``. It follows a daemon that is started again, or has another
-    configuration. ``is_live`` as for `Node`. Raises MonitorError.
-    """
+    """Looks at the node of ``config``, or of ``daemon``, which it follows; ``is_live`` as for `Node`. MonitorError."""
 
     def __init__(self, config: RunConfig, daemon: Daemon | None, is_live: bool) -> None:
         self.node = Node(config, daemon, is_live)

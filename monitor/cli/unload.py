@@ -95,9 +95,7 @@ def stopped(state_dirs: list[Path]) -> list[Path]:
 
 
 def _is_believed(state_dir: Path, problems: list[str]) -> bool:
-    """Whether root alone can write there, as every daemon requires at its start. A directory in /tmp that root removed
-    may be another user's by now.
-    """
+    """Whether root alone can write there: a directory in /tmp that root removed may be another user's by now."""
     try:
         check_alone(state_dir)
     except ChangeableError as error:

@@ -148,9 +148,7 @@ class RunConfig:
 
     @property
     def huge_pages_apart(self) -> bool:
-        """Whether the capacity that memory.available is of is without huge pages: the machine's, by its release. A
-        cgroup's limit is for memory without them.
-        """
+        """Whether capacity leaves huge pages out: the machine's, by its release; a cgroup's limit has none."""
         from monitor.policy.releases import era
 
         return self.node_cgroup is None and era(self.policy).huge_pages_apart
@@ -193,9 +191,7 @@ class RunConfig:
         return era(self.policy).parse_thresholds(*maps, self.enforce_node_allocatable, own=True)
 
     def thresholds(self) -> tuple[Threshold, ...]:
-        """The eviction thresholds in force: where the release knows a container file system, with those of the layout
-        of the disks. Raises PolicyError.
-        """
+        """The thresholds in force, of container file systems too where the release has them. PolicyError."""
         from monitor.policy.layout import DiskLayout, overlay_containerfs
         from monitor.policy.releases import era
 
@@ -209,9 +205,7 @@ class RunConfig:
 
     @property
     def formulas(self) -> int:
-        """What the BPF programs have to compare: 0 if every threshold is the kubelet's, 1 with `*.reclaimable`
-        (`monitor.kernel.loader`). Raises PolicyError.
-        """
+        """What the BPF programs compare: 0 if all thresholds are the kubelet's, 1 with `*.reclaimable`. PolicyError."""
         return int(any(threshold.signal in OWN_SIGNALS for threshold in self.thresholds()))
 
     def cleanups(self) -> frozenset[str]:

@@ -1,7 +1,4 @@
-"""Reading configuration files: the own one, and a KubeletConfiguration.
-
-All raise ConfigError: one line with the file, the key, what is wrong and what to do about it.
-"""
+"""Reading configuration files, the own one and a KubeletConfiguration. All raise ConfigError, one line."""
 
 from __future__ import annotations
 

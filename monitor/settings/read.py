@@ -84,9 +84,7 @@ def read(
 
 
 def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved:
-    """The options of outrace over the kubelet of this node, or over the ``file`` that was given for it; with what
-    differs.
-    """
+    """The options of outrace over this node's kubelet, or over the ``file`` given for it; with what differs."""
     resolved = resolve(options, file)
     if file is not None and resolved.config.origins["policy"] != DEFAULT:
         return resolved  # nothing is left to ask for
@@ -174,9 +172,7 @@ def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
 
 
 def resolved_again(config: RunConfig) -> Resolved:
-    """What a daemon's configuration was made of when it was read (`RunConfig.inputs`); its files may have changed
-    since. Raises ConfigError.
-    """
+    """What a daemon's configuration was made of (`RunConfig.inputs`), whatever its files hold now. ConfigError."""
     kubelets, file, drop_ins = from_inputs(config.inputs)
     try:
         settings = configuration.in_force(file, drop_ins, kubelets, era(config.policy))
@@ -186,11 +182,9 @@ def resolved_again(config: RunConfig) -> Resolved:
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
-    """Raises ConfigError where pods would be evicted on guesses: by ``cgroups`` alone no priority is known, critical
-    pods are known only in part, and requests are recovered from what the kernel has of them. On a node of a cluster
-    that cannot be asked yet it is another error: trying again will help. MonitorError too where the line is a guess: a
-    node whose kubelet evicts below 10Mi would lose pods at the default, 100Mi. Also where an API server is needed and
-    there is none, in every mode.
+    """Raises ConfigError where pods would be evicted on guesses: of ``cgroups`` alone no priority is known, requests
+    come from the kernel. MonitorError where trying again will help, and where the line itself is a guess: a kubelet
+    may evict below 10Mi, the default is 100Mi. Also where an API server is needed and there is none.
     """
     if config.enforce and config.hard_guessed:
         raise MonitorError(
@@ -311,9 +305,7 @@ def _remedy(problem: str, rules: Era | None = None, *, own: bool = False) -> str
 
 
 def settle_mode(found: MutableMapping[str, Any], origins: MutableMapping[str, str]) -> None:
-    """Make the fields `enforce` and `hold` of what `--mode` and its short form `--enforce` say. Raises ConfigError
-    where both are given and differ.
-    """
+    """Make `enforce` and `hold` of `--mode` and its short form `--enforce`. ConfigError where they differ."""
     mode = found.pop("mode", None)
     if mode is None:
         return

@@ -1,7 +1,4 @@
-"""Reading one value as a user writes it: each function takes what a flag or a file gave and returns what is meant.
-
-All raise ValueError (a PolicyError is one) naming what is wrong with the value; the caller adds its origin.
-"""
+"""Reading one value as a user writes it. All raise ValueError (a PolicyError is one); the caller adds the origin."""
 
 from __future__ import annotations
 
