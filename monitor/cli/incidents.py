@@ -6,8 +6,8 @@ import datetime
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +26,18 @@ from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_fil
 _WIDTH = 120
 
 
-def moment(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+class Moment(click.ParamType):
     """Unix seconds of how long ago (`90s`, `1h30m`, `2d`), or of a time in ISO 8601 (without an offset: local time)."""
-    if text is None:
-        return None
-    try:
-        return time.time() - seconds_of(text)
-    except PolicyError:
-        pass  # perhaps a point in time
-    try:
-        return datetime.datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(
-            f"{text!r} is neither a duration (30m, 12h, 7d) nor a time (2026-01-31T12:00)", param=param
-        ) from None
 
+    name = "moment"
 
-def moment_option(name: str, text: str) -> Callable[[F], F]:
-    """An option that takes an age or a time; the command gets Unix seconds, None where it is not given."""
-    return click.option(name, metavar="AGO|TIME", callback=moment, help=text)
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        with suppress(PolicyError):
+            return time.time() - seconds_of(value)
+        with suppress(ValueError, OverflowError, OSError):
+            return datetime.datetime.fromisoformat(value).timestamp()
+        problem = f"{value!r} is neither a duration (30m, 12h, 7d) nor a time (2026-01-31T12:00)"
+        raise click.BadParameter(problem, ctx, param)
 
 
 def state_dir_option(command: F) -> F:
@@ -82,14 +75,12 @@ def incidents() -> None:
 
 
 @incidents.command("list")
-@moment_option("--since", "Only incidents that began since: 1h, 7d, 2026-01-31T12:00.")
-@moment_option("--until", "Only incidents that began until then.")
 @click.option(
-    "--verdict",
-    metavar="NAME",
-    type=click.Choice(VERDICTS),
-    help=f"Only incidents with this verdict: {', '.join(VERDICTS)}.",
+    "--since", metavar="AGO|TIME", type=Moment(), help="Only incidents that began since: 1h, 7d, 2026-01-31T12:00."
 )
+@click.option("--until", metavar="AGO|TIME", type=Moment(), help="Only incidents that began until then.")
+@click.option("--verdict", metavar="NAME", type=click.Choice(VERDICTS),
+              help=f"Only incidents with this verdict: {', '.join(VERDICTS)}.")  # fmt: skip
 @click.option("--flag", metavar="NAME", type=click.Choice(FLAGS), help=f"Only incidents flagged {', '.join(FLAGS)}.")
 @click.option("--pod", metavar="NS/POD", help="Only incidents in which this pod was evicted, killed or out of memory.")
 @click.option("--limit", metavar="N", type=click.IntRange(1), help="Only the newest N.")
@@ -137,7 +128,7 @@ def show(incident: str, state_dir: str | None, no_daemon: bool, output: str, htm
 
 
 @incidents.command()
-@moment_option("--since", "Only races that began since: 7d, 2026-01-31T12:00.")
+@click.option("--since", metavar="AGO|TIME", type=Moment(), help="Only races that began since: 7d, 2026-01-31T12:00.")
 @click.option("--quantile", metavar="PART", default=0.99, show_default=True, help="Part of the races to be won.",
               type=Finite(0.0, 1.0, min_open=True))  # fmt: skip
 @state_dir_option
