@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,12 @@ def _is_real_bcc(folder: Path) -> bool:
     return (folder / "libbcc.py").exists()
 
 
-def _tried(name: str, attempt: Callable[[], str], **kind: bool) -> Check:
+def _tried(name: str, attempt: Callable[[], str], **kind: bool) -> Iterator[Check]:
     """A check that is made by trying: ``attempt`` returns the detail, or raises MonitorError with the remedy."""
     try:
-        return Check(name, True, attempt())
+        yield Check(name, True, attempt())
     except MonitorError as error:
-        return Check(name, False, error.message, error.remedy, **kind)
+        yield Check(name, False, error.message, error.remedy, **kind)
 
 
 def _root() -> Iterator[Check]:
@@ -119,7 +120,7 @@ def _btf() -> Iterator[Check]:
     def offsets() -> str:  # with either cgroup version the same has to be there
         return f"{len(defines(btf, 1, 2))} offsets and numbers that the programs are compiled with"
 
-    yield _tried("struct-offsets", offsets, bpf=True)
+    yield from _tried("struct-offsets", offsets, bpf=True)
 
 
 def _mounts() -> Iterator[Check]:
@@ -162,37 +163,30 @@ def _holds() -> Iterator[Check]:
         yield Check("holds", True, f"{held} pods are held" if held else "none")
 
 
-def _bcc() -> Iterator[Check]:
+def _bcc() -> str:
     apt = "apt-get install python3-bpfcc (and a venv made by /usr/bin/python3 with --system-site-packages)"
     folder = _bcc_folder()
     if folder is None:
-        yield Check("bcc", False, "the Python module bcc is not importable", apt, bpf=True)
-    elif not _is_real_bcc(folder):
+        raise MonitorError("the Python module bcc is not importable", apt)
+    if not _is_real_bcc(folder):
         detail = f"{folder} is PyPI's bcc, a package about lattices that has nothing to do with BPF"
-        yield Check("bcc", False, detail, f"pip uninstall bcc; {apt}", bpf=True)
-    else:
-        yield Check("bcc", True, f"{bcc_version()} in {folder}")
+        raise MonitorError(detail, f"pip uninstall bcc; {apt}")
+    return f"{bcc_version()} in {folder}"
 
 
-def _libbpf() -> Iterator[Check]:
+def _libbpf() -> str:
     import ctypes
 
     from monitor.kernel.libbpf import libbpf
 
-    def attempt() -> str:
-        version = libbpf().libbpf_version_string
-        version.restype = ctypes.c_char_p
-        return f"{version().decode()} ({libbpf()._name})"
-
-    yield _tried("libbpf", attempt, bpf=True)
+    version = libbpf().libbpf_version_string
+    version.restype = ctypes.c_char_p
+    return f"{version().decode()} ({libbpf()._name})"
 
 
-def _cgroups() -> Iterator[Check]:
-    def attempt() -> str:
-        hierarchy = cgroupfs.detect()
-        return f"v{hierarchy.version} at {hierarchy.root}"
-
-    yield _tried("memory-cgroups", attempt, required=True)
+def _cgroups() -> str:
+    hierarchy = cgroupfs.detect()
+    return f"v{hierarchy.version} at {hierarchy.root}"
 
 
 def _panic_on_oom() -> Iterator[Check]:
@@ -210,25 +204,19 @@ def _panic_on_oom() -> Iterator[Check]:
         yield Check("panic-on-oom", True, what)
 
 
-def _kernel_log() -> Iterator[Check]:
+def _kernel_log() -> str:
     from monitor.kernel.kmsg import Kmsg
 
-    def attempt() -> str:
-        Kmsg().close()
-        return "/dev/kmsg: reports OOM kills where BPF does not"
-
-    yield _tried("kernel-log", attempt)
+    Kmsg().close()
+    return "/dev/kmsg: reports OOM kills where BPF does not"
 
 
-def _process_connector() -> Iterator[Check]:
+def _process_connector() -> str:
     """How new processes of pods are learnt of without BPF."""
     from monitor.actions.procfeed import ConnectorFeed
 
-    def attempt() -> str:
-        ConnectorFeed(lambda pid: None, lambda: None).close()
-        return "cn_proc: reports new processes where BPF does not"
-
-    yield _tried("process-connector", attempt)
+    ConnectorFeed(lambda pid: None, lambda: None).close()
+    return "cn_proc: reports new processes where BPF does not"
 
 
 def _lockdown() -> Iterator[Check]:
@@ -242,25 +230,32 @@ def _lockdown() -> Iterator[Check]:
     yield Check("lockdown", not remedy, detail, remedy, bpf=mode is not None)
 
 
-def _scheduler() -> Iterator[Check]:
+def _scheduler() -> str:
     """Tried for real: SCHED_FIFO can be refused with every capability (CONFIG_RT_GROUP_SCHED)."""
-    if not sched.refuses_realtime():
-        yield Check("sched_fifo", True, "SCHED_FIFO with RESET_ON_FORK allowed")
-    else:
+    if sched.refuses_realtime():
         remedy = "add CAP_SYS_NICE; in a cpu cgroup with CONFIG_RT_GROUP_SCHED also give it cpu.rt_runtime_us"
-        yield Check("sched_fifo", False, "SCHED_FIFO refused", remedy)
+        raise MonitorError("SCHED_FIFO refused", remedy)
+    return "SCHED_FIFO with RESET_ON_FORK allowed"
 
 
-def _swap() -> Iterator[Check]:
+def _swap() -> str:
     total = meminfo.read().get("SwapTotal", 0) // 1024
     uncounted = "memory.available does not count what could be swapped out (neither does the kubelet's)"
-    yield Check("swap", True, f"{total} KiB: {uncounted}" if total else "none")
+    return f"{total} KiB: {uncounted}" if total else "none"
 
 
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
-    _root, _capabilities, _btf, _mounts, _pins, _holds, _bcc, _libbpf, _cgroups, _panic_on_oom, _kernel_log,
-    _process_connector, _lockdown, _scheduler, _swap,
-)  # fmt: skip
+    *(_root, _capabilities, _btf, _mounts, _pins, _holds),
+    partial(_tried, "bcc", _bcc, bpf=True),
+    partial(_tried, "libbpf", _libbpf, bpf=True),
+    partial(_tried, "memory-cgroups", _cgroups, required=True),
+    _panic_on_oom,
+    partial(_tried, "kernel-log", _kernel_log),
+    partial(_tried, "process-connector", _process_connector),
+    _lockdown,
+    partial(_tried, "sched_fifo", _scheduler),
+    partial(_tried, "swap", _swap),
+)
 
 
 def examine() -> list[Check]:
