@@ -13,11 +13,15 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from monitor.lab.bench import STATISTICS, Found, Row, bench, number, progress, summary
+from monitor.policy.eviction_pass import PassConfig
+from monitor.policy.kubelet_pass import kubelet_pass
+from monitor.policy.pods import pod_from_object
+from monitor.policy.stats import Summary
+from monitor.policy.synchronize import State
+from monitor.policy.thresholds import parse_thresholds
 
 SIZES = (10, 50, 110, 250, 500, 1000, 2500, 5000)
 #: What the project promises: median microseconds, by the number of pods, whatever the signal.
@@ -31,7 +35,6 @@ SIGNALS = {
     "pid": "pid.available",
     "limited": "memory.available",
 }
-TARGETS = {f"pass_{kind}_{pods}": target for kind in SIGNALS for pods, target in PASS_TARGETS.items()}
 
 
 def crowd(pods: int, limited: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -41,39 +44,39 @@ def crowd(pods: int, limited: bool) -> tuple[list[dict[str, Any]], list[dict[str
     """
     chance = random.Random(1)
     objects, stats = [], []
-    names = [f"c{j}" for j in range(3)]
     limits = {"ephemeral-storage": "8Gi"} if limited else {}
     for i in range(pods):
-        requests = [{"memory": f"{chance.randrange(64, 512)}Mi", "ephemeral-storage": "1Gi"} for _ in names]
-        containers = [
-            {"name": name, "resources": {"requests": asked, "limits": limits}}
-            for name, asked in zip(names, requests, strict=True)
-        ]
         meta = {"name": f"p{i:05d}", "namespace": f"ns{i % 7}", "uid": f"uid-{i:05d}"}
-        scratch = {"sizeLimit": "8Gi"} if limited else {}
-        volumes = [{"name": "scratch", "emptyDir": scratch}, {"name": "config", "configMap": {"name": "x"}}]
+        containers, its = [], []
+        for name in ("c0", "c1", "c2"):
+            requests = {"memory": f"{chance.randrange(64, 512)}Mi", "ephemeral-storage": "1Gi"}
+            containers.append({"name": name, "resources": {"requests": requests, "limits": limits}})
+            memory = {"workingSetBytes": chance.randrange(1 << 28)}
+            its.append({"name": name, "memory": memory, "rootfs": _used(chance), "logs": _used(chance)})
+        volumes = [
+            {"name": "scratch", "emptyDir": {"sizeLimit": "8Gi"} if limited else {}},
+            {"name": "config", "configMap": {"name": "x"}},
+        ]
         priority = chance.choice([0, 0, 0, 1000, 2_000_000_000])
         objects.append({"metadata": meta, "spec": {"containers": containers, "volumes": volumes, "priority": priority}})
-        used = [{"usedBytes": chance.randrange(1 << 30), "inodesUsed": chance.randrange(10**5)} for _ in range(6)]
         stats.append(
             {
                 "podRef": meta,
                 "memory": {"workingSetBytes": chance.randrange(1 << 30)},
                 "process_stats": {"process_count": chance.randrange(200)},
                 "ephemeral-storage": {"usedBytes": 1 << 30},
-                "volume": [{"name": "scratch", **used[0]}, {"name": "config", "usedBytes": 4096, "inodesUsed": 2}],
-                "containers": [
-                    {
-                        "name": name,
-                        "memory": {"workingSetBytes": chance.randrange(1 << 28)},
-                        "rootfs": one,
-                        "logs": logs,
-                    }
-                    for name, one, logs in zip(names, used[:3], reversed(used[3:]), strict=True)
+                "volume": [
+                    {"name": "scratch", **_used(chance)},
+                    {"name": "config", "usedBytes": 4096, "inodesUsed": 2},
                 ],
+                "containers": its,
             }
         )
     return objects, stats
+
+
+def _used(chance: random.Random) -> dict[str, int]:
+    return {"usedBytes": chance.randrange(1 << 30), "inodesUsed": chance.randrange(10**5)}
 
 
 def answer(stats: list[dict[str, Any]]) -> dict[str, Any]:
@@ -91,13 +94,6 @@ def answer(stats: list[dict[str, Any]]) -> dict[str, Any]:
 
 def time_passes(kind: str, pods: int, repeats: int) -> Row:
     """One row: passes for a hard threshold of one signal, which is met, over that many pods."""
-    from monitor.policy.eviction_pass import PassConfig
-    from monitor.policy.kubelet_pass import kubelet_pass
-    from monitor.policy.pods import pod_from_object
-    from monitor.policy.stats import Summary
-    from monitor.policy.synchronize import State
-    from monitor.policy.thresholds import parse_thresholds
-
     objects, stats = crowd(pods, limited=kind == "limited")
     seen = answer(stats)
     del stats
@@ -115,22 +111,8 @@ def time_passes(kind: str, pods: int, repeats: int) -> Row:
             spent.append(took / 1000)
             cpu.append(cpu_took / 1000)
     # On a machine that does other things too, the time on the CPU says what the pass itself costs.
-    return {**summary(f"pass_{kind}_{pods}", spent), "cpu_p50": statistics.median(cpu), "pods": pods}
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Without garbage collection, as the daemon runs."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_on:
-            gc.enable()
+    made = {**summary(f"pass_{kind}_{pods}", spent), "cpu_p50": statistics.median(cpu), "pods": pods}
+    return made | ({"target_p50": PASS_TARGETS[pods]} if pods in PASS_TARGETS else {})
 
 
 @bench(f"{STATISTICS} cpu_p50 target_p50", root=False)
@@ -143,12 +125,13 @@ def policy(max_pods: int, passes: int) -> Found:
     figures no longer fit the processor's caches, and each costs about twice as much.
     """
     rows = []
-    with no_collection():
+    gc.collect()
+    gc.disable()  # as the daemon runs
+    try:
         for kind in SIGNALS:
             for pods in (size for size in SIZES if size <= max_pods):
                 rows.append(time_passes(kind, pods, min(passes, max(10, passes * 500 // pods))))
                 progress(f"{rows[-1]['name']}: {rows[-1]['p50']:.1f} us")
-    for row in rows:
-        if row["name"] in TARGETS:
-            row["target_p50"] = TARGETS[row["name"]]
+    finally:
+        gc.enable()
     return Found(rows, {"cpus": os.cpu_count()})

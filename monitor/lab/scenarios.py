@@ -195,10 +195,9 @@ def burst(stage: Stage) -> None:
 @scenario(hard(64), i.OOM_BEFORE_DECISION, killed=HOG)
 def stalled_monitor(stage: Stage) -> None:
     """The monitor gets no CPU while a pod grows over the threshold."""
-    hog = stage.hog(stage.pod("hog"), 400, rate=STEADY)
+    pod = stage.pod("hog")
     with stage.stalled():
-        hog.go()
-        stage.dies(hog)
+        stage.grow(pod)
 
 
 @scenario(soft("10m"), i.OOM_BEFORE_DECISION, killed=HOG, enforce=True)
@@ -218,10 +217,9 @@ def frozen_victim(stage: Stage) -> None:
     """The evicted pod cannot die; the kernel kills a critical pod."""
     # What process_mrelease was tried on, the OOM killer passes over; and it cannot take tmpfs pages.
     stuck = stage.filled(stage.pod("stuck"), 80, kind="shmem")
-    agent = stage.hog(stage.pod("agent", priority=CRITICAL), 400, rate=STEADY)
+    agent = stage.pod("agent", priority=CRITICAL)
     with stage.frozen(stuck.pid):
-        agent.go()
-        stage.dies(agent)
+        stage.grow(agent)
     stage.dies(stuck)
 
 
@@ -229,11 +227,10 @@ def frozen_victim(stage: Stage) -> None:
 def tmpfs_outlives(stage: Stage) -> None:
     """An evicted pod leaves its memory in a tmpfs."""
     with stage.tmpfs() as directory:
-        agent = stage.hog(stage.pod("agent", priority=CRITICAL), 400, rate=STEADY)
+        agent = stage.pod("agent", priority=CRITICAL)
         stage.grow(stage.pod("writer"), 140, kind="shmem", path=str(directory / "data"))
         stage.wait_for_log("evicted")
-        agent.go()
-        stage.dies(agent)
+        stage.grow(agent)
 
 
 @scenario(NO_MEMORY_THRESHOLD, i.OOM_UNSEEN, killed=HOG, enforce=True)
