@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from monitor.policy.signals import KUBELETS
+from monitor.race import events as ev
 from monitor.race import incident as i
 from monitor.race import stalls
-from monitor.race.events import (
-    BY_HAND,
-    KUBELET,
-    KUBEPODS,
-    PODS,
-    KubeletEvicted,
-    Mark,
-    PodHeld,
-    Refused,
-    Sample,
-)
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, available_of
 from monitor.race.flags import collateral, suspended_at, wrong_victim
@@ -28,7 +18,7 @@ from monitor.race.units import listed, size, span
 
 def summary(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin: Margins) -> str:
     """One sentence; after a semicolon, at most two more things that matter."""
-    text = _VERDICTS[ruling.verdict](f, ruling.basis, *margin)
+    text = stalls.sentence(f) if f.stalls else _VERDICTS[ruling.verdict](f, ruling.basis, *margin)
     if ruling.missing:
         text += ": " + "; ".join(ruling.missing)
     return "; ".join([text, *_extras(f, flags)[:2]]) + "."
@@ -41,7 +31,7 @@ def killed(f: Facts) -> str:
     return f"{_who(first)} ({first.victim_comm}, pid {first.victim_pid}, {size(first.rss)}{more})"
 
 
-def _who(mark: Mark) -> str:
+def _who(mark: ev.Mark) -> str:
     return mark.pod_name or mark.pod or "a process outside every pod"
 
 
@@ -49,19 +39,19 @@ def _where(f: Facts) -> str:
     mark = f.kills[0]
     if mark.scope == "global":
         return "The machine ran out of memory"
-    if mark.scope == PODS:
+    if mark.scope == ev.PODS:
         return f"The cgroup {mark.oom_path}, which holds pods, hit its limit{_of(mark)}"
-    if mark.scope == KUBEPODS:
+    if mark.scope == ev.KUBEPODS:
         return f"The kubepods cgroup hit its limit{_of(mark)}"
     return f"The node hit its limit{_of(mark)}"
 
 
-def _of(mark: Mark) -> str:
+def _of(mark: ev.Mark) -> str:
     return f" of {size(mark.oom_limit)}" if mark.oom_limit is not None else ""
 
 
 def _by(basis: RecordedEviction) -> str:
-    return "the kubelet" if basis.decision.by == KUBELET else "outrace"
+    return "the kubelet" if basis.decision.by == ev.KUBELET else "outrace"
 
 
 def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
@@ -74,7 +64,7 @@ def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, mar
     done = [e.decision for e in f.evictions if not e.decision.observed]
     names = list(dict.fromkeys(one.pod_name for one in done if one.by == d.by))
     others = list(dict.fromkeys(one.pod_name for one in done if one.by != d.by))
-    also = f", {'outrace' if d.by == KUBELET else 'the kubelet'} {listed(others)}" if others else ""
+    also = f", {'outrace' if d.by == ev.KUBELET else 'the kubelet'} {listed(others)}" if others else ""
     took = ""
     if basis.done_ns is not None and f.crossed_ns is not None:
         took = f" within {span(basis.done_ns - f.crossed_ns)} of the crossing"
@@ -133,7 +123,7 @@ def _after(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, m
 
 def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
     mark = f.kills[0]
-    if mark.scope == BY_HAND:
+    if mark.scope == ev.BY_HAND:
         return f"No race: a manual OOM kill (SysRq f) took {killed(f)}"
     what = {"pod": "pod", "container": "container"}.get(mark.scope, "cgroup")
     if mark.held:
@@ -142,7 +132,7 @@ def _own(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, mar
 
 
 def _relieved(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
-    holds = any(isinstance(e, PodHeld) for e in f.episode.events)
+    holds = bool(held_pods(f))
     if f.crossed_ns is None:
         return _uncrossed(f, holds)
     if f.only_kubelets:
@@ -171,7 +161,7 @@ def _only_kubelets(f: Facts) -> str:
     mine = [w for w in f.episode.watched if w.domain == f.crossing.domain and not w.compared and w.hard]
     domain = f.crossing.domain
     samples = [
-        e for e in f.episode.events if isinstance(e, Sample) and e.domain == domain and e.ts_ns >= f.episode.start_ns
+        e for e in f.episode.events if isinstance(e, ev.Sample) and e.domain == domain and e.ts_ns >= f.episode.start_ns
     ]
     left = [available_of(e, w) for w in mine[-1:] for e in samples]
     least = f": by {mine[-1].signal} at least {size(min(left))} were available" if left else ""
@@ -179,10 +169,6 @@ def _only_kubelets(f: Facts) -> str:
         f"Nothing was wrong: only the kubelet's formula was below its line of {size(f.crossing.quantity)}{least}, and "
         "nobody was OOM-killed"
     )
-
-
-def _stalled(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
-    return stalls.sentence(f)
 
 
 def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None, margin_ms: float | None) -> str:
@@ -193,18 +179,16 @@ def _undetermined(f: Facts, basis: RecordedEviction | None, margin_bytes: int | 
     return "Undetermined, because this is not known"
 
 
-_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _relieved, _undetermined, _stalled)
-_VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=True))
+_IN_ORDER = (_won, _unseen, _before, _grace, _after, _own, _relieved, _undetermined)
+_VERDICTS = dict(zip(i.VERDICTS, _IN_ORDER, strict=False))  # a stall has a sentence of its own
 
 
 def _extras(f: Facts, flags: tuple[str, ...]) -> list[str]:
     """Further remarks, the worst first."""
     holds = held_pods(f)
     found = [remark(holds)] if holds else []
-    outside = collateral(f)
     found += [*_by_policy(f), *_by_api(f)]
-    if outside:
-        found.append(f"{outside[0].victim_comm} (pid {outside[0].victim_pid}) belongs to no pod")
+    found += [f"{mark.victim_comm} (pid {mark.victim_pid}) belongs to no pod" for mark in collateral(f)[:1]]
     if i.BRAKED in flags and not suspended_at(f, f.kill_ns or 0):
         found.append("evictions were suspended that would not have helped")
     if i.GROUP_KILL in flags:
@@ -230,14 +214,14 @@ def _by_policy(f: Facts) -> Iterator[str]:
 def _by_api(f: Facts) -> Iterator[str]:
     """What a kubelet and the API server did."""
     killed_pods = {m.pod for m in f.kills}
-    reported = (e for e in f.episode.events if isinstance(e, KubeletEvicted) and e.pod in killed_pods)
+    reported = (e for e in f.episode.events if isinstance(e, ev.KubeletEvicted) and e.pod in killed_pods)
     if (both := next(reported, None)) is not None:
         yield f"the API has {both.pod_name} as Evicted by the kubelet, but the OOM killer took it"
-    stale = next((e.decision for e in f.evictions if e.decision.by == KUBELET and e.decision.rank > 1), None)
+    stale = next((e.decision for e in f.evictions if e.decision.by == ev.KUBELET and e.decision.rank > 1), None)
     if stale is not None and all(c.priority is not None for c in f.order):
         why = "it ranks by figures of pods that are up to 15 s old"
         yield f"the kubelet took {stale.pod_name}, number {stale.rank} in the order of eviction: {why}"
-    refused = [e for e in f.episode.events if isinstance(e, Refused)]
+    refused = [e for e in f.episode.events if isinstance(e, ev.Refused)]
     if refused:
         verb = "a PodDisruptionBudget keeps" if any(e.budget for e in refused) else "the API server does not evict"
         yield f"{verb} {listed(list(dict.fromkeys(name for e in refused for name in e.pods)))}"
