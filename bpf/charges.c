@@ -7,7 +7,7 @@
 // lists and freed. Without it, freed page cache would count as inactive until the next sweep, and hide working set.
 //
 // What changes without either is not seen here: page cache that turns active, and the processes of the root cgroup (never charged). User space
-// rereads those: monitor/sources/arming.py, REREAD_NS and PARTIAL_SWEEP_NS.
+// rereads those: monitor/sources/source.py, REREAD_NS and PARTIAL_SWEEP_NS.
 
 // The counter is `memory` of a memory cgroup, or another of its counters (memory+swap, swap, kernel memory, TCP), or of the hugetlb controller. Only
 // in the first case is there a css of the memory controller where the mem_cgroup would begin: css.ss is compared with that of a css known to be

@@ -14,9 +14,9 @@ from typing import Any, Self
 import pytest
 
 from monitor.kernel import cgroupfs, charging, instances, loader
+from monitor.kernel.charging import NAMES
 from monitor.kernel.domains import DomainTable, Reading
 from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pin
-from monitor.kernel.rungs import NAMES
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor

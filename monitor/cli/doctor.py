@@ -20,7 +20,7 @@ from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
 from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.hold import brake_limit
-from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, rungs, sched
+from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
@@ -278,8 +278,8 @@ def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
     # `outrace run` finds out by loading what the checks know already.
     lacking = [check for check in checks if (check.bpf or check.required) and not check.ok]
     barred = [check for check in lacking if check.required or check.name in _EVEN_PINNED]
-    poll = Offer(rungs.POLL, True, "usage and memory.stat, read as often as the headroom asks for")
-    offers = [*rungs.bpf_offers(state_dir, lacking=_first(lacking), barred=_first(barred)), poll]
+    poll = Offer(charging.POLL, True, "usage and memory.stat, read as often as the headroom asks for")
+    offers = [*charging.bpf_offers(state_dir, lacking=_first(lacking), barred=_first(barred)), poll]
     try:
         cgroupfs.detect()
     except MonitorError as error:
@@ -293,9 +293,9 @@ def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
 
 def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
     """``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold of the machine."""
-    promised, detail = rungs.promise(offer.name, *machine), offer.why
+    promised, detail = charging.promise(offer.name, *machine), offer.why
     if offer.ok:
-        on_a_cgroup = rungs.promise(offer.name, *machine, machine=False).unseen_bytes
+        on_a_cgroup = charging.promise(offer.name, *machine, machine=False).unseen_bytes
         detail += f"; with --node-cgroup {format_bytes(on_a_cgroup)}"
     return {
         "name": offer.name,

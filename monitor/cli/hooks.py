@@ -14,8 +14,8 @@ from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, charging
+from monitor.kernel.charging import AUTO, BPF_RUNGS, POLL, bpf_offers
 from monitor.kernel.domains import MAX_LEVEL
-from monitor.kernel.rungs import AUTO, BPF_RUNGS, POLL, bpf_offers
 from monitor.settings.config import RunConfig
 
 

@@ -28,8 +28,8 @@ from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hold.brake_limit import panics_at_cap
 from monitor.hot.sd_notify import Service
 from monitor.hot.supervise import Side
+from monitor.kernel.charging import BPF_RUNGS
 from monitor.kernel.mounts import join_machine_cgroups
-from monitor.kernel.rungs import BPF_RUNGS
 from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats
 from monitor.link.daemon_socket import opened, run_dir

@@ -18,8 +18,8 @@ from monitor.kernel import bounds
 from monitor.kernel.wire import PAGE
 from monitor.link.outbox import Outbox
 from monitor.settings.config import STEP
-from monitor.sources.arming import Arming
 from monitor.sources.polled_table import Entry, PolledTable
+from monitor.sources.source import Arming
 from monitor.sources.watch import Watch
 
 #: Far from every threshold the looks of `Housekeeping.look` do.

@@ -1,9 +1,10 @@
-"""The hooks that report charges of memory: what this kernel offers, best first, and what it then refused.
+"""The hooks: by what this kernel offers to learn of memory, best first, what each can promise, and what it refused.
 
 `memcg-tracepoint` is in Linux 6.13 and later, `fentry` in 5.13, `kprobe` in 5.8 (ring buffers); what each sees is in
 docs/hooks.md. Found out from BTF (which has `btf_trace_NAME` of every tracepoint that takes BPF programs) and the list
 of performance-monitoring units, never from a release number: distributions carry things back. The verifier or a
-lockdown may still refuse an offer: the loader then tries the next.
+lockdown may still refuse an offer: the loader then tries the next. `outrace run` chooses from the offers
+(`monitor.cli.hooks`), `outrace doctor` prints them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from monitor.errors import CannotError
-from monitor.kernel import libbpf
+from monitor.kernel import bounds, libbpf
+from monitor.kernel.bounds import Bound
 from monitor.kernel.btf import Btf, BtfError
-from monitor.kernel.pins import CHARGE, FENTRY, KPROBE, TRACEPOINT, UNCHARGE
+from monitor.kernel.pins import CHARGE, FENTRY, HOOKS, KPROBE, TRACEPOINT, UNCHARGE
+
+AUTO = "auto"
+POLL = "poll"
+BPF_RUNGS = tuple(HOOKS)
+NAMES = (*BPF_RUNGS, POLL)
 
 #: As BTF spells them; the value is a long since 7.2.
 _EVENT_ARGUMENTS = [["struct mem_cgroup *", "int", value] for value in ("int", "long", "long int")]
@@ -29,6 +36,8 @@ _ARGUMENTS = {
     UNCHARGE: ["struct page_counter *", "long unsigned int"],
 }
 _UPDATE = "run Linux 6.13 or newer"
+#: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
+_PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 1.6 to 20 ms"
 #: Hooks that the kernel offered and then refused, in the state dir: trying one again costs a compilation. That is done
 #: after a boot, or when their stamp (`monitor.kernel.loader.stamps`) changes. And what failed while a daemon ran.
 REFUSED = "refused-hooks.json"
@@ -144,6 +153,62 @@ def _kprobe(btf: Btf) -> None:
         raise CannotError("this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y")
     if not any(btf.has_member("pt_regs", name) for name in ("di", "regs")):
         raise CannotError("the registers of this machine are not known", "use another hook")
+
+
+def bpf_offers(
+    state_dir: Path | None = None,
+    *,
+    wanted: str = AUTO,
+    formulas: int = 0,
+    lacking: tuple[str, str] = ("", ""),
+    barred: tuple[str, str] = ("", ""),
+) -> tuple[Offer, ...]:
+    """The rungs that need BPF, for `outrace run` and `outrace doctor` alike.
+
+    Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
+    attach kprobes, too. What the kernel refused since it was booted, or what failed while a daemon ran, is tried again
+    only where it is ``wanted`` by name.
+    ``formulas``: what the programs compare (`monitor.kernel.loader`).
+    ``lacking``: what is known to keep programs from being loaded, and the remedy; ``barred``: from being attached.
+    `outrace run` finds out by doing both; `doctor` must not attach: a program of fentry is attached once.
+    """
+    from monitor.kernel import loader
+
+    pinned = loader.pinned(state_dir) if state_dir else frozenset()
+    refused = loader.refused(state_dir, formulas) if state_dir else {}
+    has_failed = failed(state_dir) if state_dir else ""
+    against_all = obstacle()
+    if against_all[0]:
+        lacking = against_all
+    found = []
+    for offer in offered(trying=not lacking[0]):
+        name, against = offer.name, lacking
+        ready = name in pinned and not (name == KPROBE and against_all[0])
+        if ready:
+            against = barred
+        elif not against_all[0] and not offer.ok:
+            against = offer.why, offer.remedy
+        elif not lacking[0] and name in refused and wanted != name:
+            against = refused[name], f"`outrace run --hooks {name}` tries it again"
+        if has_failed and not against[0] and wanted != name:
+            against = has_failed, f"a start 10 minutes later, or `outrace run --hooks {name}`, tries it again"
+        found.append(Offer(name, not against[0], against[0] or _seen(name, ready), against[1]))
+    return tuple(found)
+
+
+def _seen(name: str, ready: bool) -> str:
+    since = ", by programs that are pinned already" if ready else ""
+    return f"{EVENTS[name]}, compared in the kernel{since}{'' if name == TRACEPOINT else _PARTIAL}"
+
+
+def promise(name: str, fill_rate: int, cpus: int, huge_page: int, *, machine: bool = True) -> Bound:
+    """What a rung can promise near a threshold, as the metrics have it (`sources/gauge.py`, `hot/polled_records.py`).
+
+    ``fill_rate``: bytes a second that can be taken at most. ``machine``: else a cgroup is the node.
+    """
+    if name in BPF_RUNGS:
+        return bounds.compared(fill_rate, cpus, huge_page, machine=machine, charges_only=name != TRACEPOINT)
+    return bounds.looked(fill_rate, cpus, bounds.floor_ns(bounds.TURN_NS), machine=machine)
 
 
 def _boot() -> str:

@@ -21,7 +21,7 @@ import click
 from monitor.cli.output import Finite, emit, format_bytes, output_option
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import meminfo
-from monitor.kernel.rungs import AUTO, NAMES, bpf_offers
+from monitor.kernel.charging import AUTO, NAMES, bpf_offers
 from monitor.lab.bench import (
     Found,
     Listed,
@@ -42,7 +42,7 @@ from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import HoldResult, HoldStage, Poller, RaceResult, Sizes, populate, run_hold, run_race
 from monitor.settings.config import HOLD, fastest_fill
 from monitor.settings.options import HOOKS
-from monitor.sources.arming import MIN_LOOK_NS, RESERVE_NS
+from monitor.sources.source import MIN_LOOK_NS, RESERVE_NS
 
 KIB = 1 << 10
 MARGINS = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)

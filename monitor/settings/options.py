@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from monitor.kernel.rungs import AUTO, NAMES, POLL
+from monitor.kernel.charging import AUTO, NAMES, POLL
 from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.policy.releases import ERAS
 from monitor.settings import values

@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.charging import POLL
 from monitor.kernel.disks import find_disks
-from monitor.kernel.rungs import POLL
 from monitor.kernel.sched import hurry, started
 from monitor.kernel.timer import Timer
 from monitor.link import channel

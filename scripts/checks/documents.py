@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from monitor.kernel.rungs import NAMES as RUNGS
+from monitor.kernel.charging import NAMES as RUNGS
 from monitor.lab.scenarios import SCENARIOS
 from monitor.policy.releases import ERAS
 from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_SIGNALS

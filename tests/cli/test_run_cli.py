@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import loader
+from monitor.kernel.charging import NAMES, POLL
 from monitor.kernel.pins import TRACEPOINT, Pins
-from monitor.kernel.rungs import NAMES, POLL
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live

@@ -12,7 +12,7 @@ import pytest
 
 from monitor.errors import EXIT_HOOK
 from monitor.kernel import charging, loader
-from monitor.kernel.rungs import BPF_RUNGS, POLL
+from monitor.kernel.charging import BPF_RUNGS, POLL
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live

@@ -2,7 +2,7 @@
 
 import pytest
 
-from monitor.kernel.rungs import POLL
+from monitor.kernel.charging import POLL
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from tests import live

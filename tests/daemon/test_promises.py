@@ -8,7 +8,7 @@ import pytest
 
 from monitor.kernel import bounds, meminfo
 from monitor.kernel.cgroupfs import detect
-from monitor.kernel.rungs import BPF_RUNGS, POLL, promise
+from monitor.kernel.charging import BPF_RUNGS, POLL, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode

@@ -3,8 +3,8 @@
 import pytest
 
 from monitor.kernel import cgroupfs
+from monitor.kernel.charging import POLL
 from monitor.kernel.domains import MAX_LEVEL
-from monitor.kernel.rungs import POLL
 from monitor.lab.node import LabNode
 from tests import live
 from tests.crowd import Crowd

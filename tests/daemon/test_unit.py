@@ -17,7 +17,7 @@ import pytest
 
 from monitor.errors import EXIT_CANNOT, EXIT_USAGE
 from monitor.kernel import cgroupfs, loader
-from monitor.kernel.rungs import BPF_RUNGS
+from monitor.kernel.charging import BPF_RUNGS
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.settings.config import RunConfig

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from monitor.kernel import cgroupfs, charging, loader, meminfo
+from monitor.kernel.charging import BPF_RUNGS, POLL
 from monitor.kernel.domains import MACHINE, RECLAIMABLE, DomainTable, Reading, ceiling_pages
-from monitor.kernel.rungs import BPF_RUNGS, POLL
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.sources.polled_table import PolledSweeper, PolledTable

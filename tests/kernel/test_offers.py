@@ -9,7 +9,7 @@ import pytest
 
 from monitor.cli import doctor, hooks
 from monitor.errors import CannotError
-from monitor.kernel import charging, loader, mounts, offsets, pins, rungs
+from monitor.kernel import charging, loader, mounts, offsets, pins
 from monitor.kernel.btf import Btf
 from monitor.kernel.charging import Offer
 from monitor.settings.config import RunConfig
@@ -52,10 +52,10 @@ def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.
     found = planned(tmp_path)["memcg-tracepoint"]
     assert (found.ok, found.detail) == (False, "the verifier refused memcg-tracepoint")
     assert found.remedy == "`outrace run --hooks memcg-tracepoint` tries it again"
-    assert rungs.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
+    assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
     assert doctor.hook_plan([], tmp_path / "another")["rung"] == "memcg-tracepoint"
     refuse(tmp_path, "fentry", "kprobe")
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == rungs.POLL
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == charging.POLL
     # After a boot it is tried again.
     kept = json.loads((tmp_path / charging.REFUSED).read_text())
     (tmp_path / charging.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
@@ -69,12 +69,12 @@ def test_after_a_hook_failed_while_it_ran_the_poller_is_taken_for_a_while(
     refuse(tmp_path, "fentry")
     charging.remember_failed(tmp_path, "memcg-tracepoint failed while it ran: cannot attach")
     kernel.setattr(loader, "pinned", lambda _: {"memcg-tracepoint": tmp_path})
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == rungs.POLL
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == charging.POLL
     found = planned(tmp_path)
     assert found["memcg-tracepoint"].detail == "memcg-tracepoint failed while it ran: cannot attach"
     assert "a start 10 minutes later, or `outrace run --hooks memcg-tracepoint`" in found["memcg-tracepoint"].remedy
     assert found["fentry"].detail == "the verifier refused fentry"
-    assert rungs.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
+    assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
     kernel.setattr(charging, "FAILED_NS", 0)
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
 
@@ -99,19 +99,19 @@ def test_what_was_pinned_before_a_lockdown_is_used(
     locked = doctor.Check("lockdown", False, LOCKDOWN[0], LOCKDOWN[1], bpf=True)
     plan = doctor.hook_plan([locked], tmp_path)["rung"]
     assert plan == taken(tmp_path, kernel)
-    assert plan == rung or (rung is None and plan == rungs.POLL)
+    assert plan == rung or (rung is None and plan == charging.POLL)
     for name, found in planned(tmp_path, locked).items():
         if name in HOOKS and name != rung:
             assert (found.ok, found.detail, found.remedy) == (False, *LOCKDOWN)
-    assert doctor.hook_plan([locked], tmp_path / "another")["rung"] == rungs.POLL
+    assert doctor.hook_plan([locked], tmp_path / "another")["rung"] == charging.POLL
     # Nothing that is pinned helps a user that may not use it.
     bare = doctor.Check("CAP_BPF", False, "missing", "add CAP_BPF", bpf=True)
-    assert doctor.hook_plan([locked, bare], tmp_path)["rung"] == rungs.POLL
+    assert doctor.hook_plan([locked, bare], tmp_path)["rung"] == charging.POLL
 
 
 def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
     missing = doctor.Check("bcc", False, "not installed", "apt-get install it", bpf=True)
-    assert doctor.hook_plan([missing], tmp_path)["rung"] == rungs.POLL
+    assert doctor.hook_plan([missing], tmp_path)["rung"] == charging.POLL
     assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install it"
     kernel.setattr(loader, "pinned", lambda _: {"fentry": tmp_path})
     assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
@@ -135,7 +135,7 @@ def test_a_kernel_before_5_8_has_no_bpf_rung_and_the_error_names_it(
         assert offer.remedy == "run Linux 5.8 or newer"
     plan = doctor.hook_plan([], tmp_path)["rung"]
     assert plan == taken(tmp_path, monkeypatch)
-    assert plan == rungs.POLL
+    assert plan == charging.POLL
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.Mon
     assert not found.ok
     assert "struct cgroup has no member no_such_member" in found.detail
     assert "5.8 or newer" in found.remedy
-    assert doctor.hook_plan([found], tmp_path)["rung"] == rungs.POLL
+    assert doctor.hook_plan([found], tmp_path)["rung"] == charging.POLL
 
 
 def test_trigger_kernel_is_refused_with_what_can_be_mended(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from monitor.cli import doctor
 from monitor.errors import CannotError
-from monitor.kernel import bounds, cgroupfs, meminfo, rungs
-from monitor.kernel.rungs import BPF_RUNGS, NAMES, POLL, Offer, promise
+from monitor.kernel import bounds, cgroupfs, charging, meminfo
+from monitor.kernel.charging import BPF_RUNGS, NAMES, POLL, Offer, promise
 from monitor.kernel.wire import PAGE
 from monitor.lab import bench_race
 
@@ -30,7 +30,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
             if no_cgroups:
                 raise CannotError(no_cgroups)
 
-        monkeypatch.setattr(rungs, "bpf_offers", lambda *_, **__: bpf)
+        monkeypatch.setattr(charging, "bpf_offers", lambda *_, **__: bpf)
         monkeypatch.setattr(cgroupfs, "detect", detect)
         return doctor.hook_plan([], Path())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import loader
-from monitor.kernel.rungs import BPF_RUNGS, POLL
+from monitor.kernel.charging import BPF_RUNGS, POLL
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live

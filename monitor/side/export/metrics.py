@@ -23,8 +23,8 @@ from monitor import __version__
 from monitor.actions.reclaim import RESULTS
 from monitor.kernel import limits
 from monitor.kernel.cgroupfs import Reading
+from monitor.kernel.charging import NAMES
 from monitor.kernel.procfs import stat_fields
-from monitor.kernel.rungs import NAMES
 from monitor.kernel.troubles import CALLS
 from monitor.link.counters import HISTOGRAMS, LATENCY_BUCKETS_US, MESSAGES
 from monitor.policy.layout import DELETE_IMAGES
