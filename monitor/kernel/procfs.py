@@ -15,9 +15,10 @@ import signal
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from io import FileIO
 from itertools import islice
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
@@ -53,15 +54,17 @@ class Process:
             os.close(self._fd)
             self._fd = None
 
-    def _read(self, name: str) -> str | None:
+    def _open(self, name: str, mode: Literal["rb", "wb"] = "rb") -> FileIO:
+        """Raises OSError, also if it has ended."""
         if self._fd is None:
-            return None
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        flags = os.O_CLOEXEC | (os.O_RDONLY if mode == "rb" else os.O_WRONLY)
+        return open(os.open(name, flags, dir_fd=self._fd), mode, buffering=0)
+
+    def _read(self, name: str) -> str | None:
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
-            try:
-                return os.read(fd, _MOST).decode(errors="surrogateescape")
-            finally:
-                os.close(fd)
+            with self._open(name) as file:
+                return file.read(_MOST).decode(errors="surrogateescape")
         except OSError as error:
             if error.errno in _GONE:
                 return None
@@ -76,6 +79,10 @@ class Process:
         """The path of its program as its own mount namespace has it; None also for a kernel thread or without leave."""
         return self._link("exe")
 
+    def namespace(self, kind: str) -> str | None:
+        """A namespace of it (``pid``, ``mnt``), to compare; None if it is gone or may not be asked."""
+        return self._link(f"ns/{kind}")
+
     def _link(self, name: str) -> str | None:
         if self._fd is None:
             return None
@@ -89,26 +96,25 @@ class Process:
                     raise
         return None
 
+    def _stat(self, field: int) -> str | None:
+        text = self._read("stat")
+        return text.rpartition(")")[2].split()[field] if text else None
+
     def parent(self) -> int | None:
         """Its parent's pid; 0 if that is of another pid namespace."""
-        text = self._read("stat")
-        return int(text.rpartition(")")[2].split()[1]) if text else None
+        return None if (text := self._stat(1)) is None else int(text)
 
     def state(self) -> str | None:
         """One letter, as in proc(5): ``Z`` has ended, and its parent has not waited for it."""
-        text = self._read("stat")
-        return text.rpartition(")")[2].split()[0] if text else None
+        return self._stat(0)
 
     def started(self) -> int | None:
         """When it was started, in ticks since boot: with its pid, no other process of this boot has the same."""
-        text = self._read("stat")
-        return int(text.rpartition(")")[2].split()[19]) if text else None
+        return None if (text := self._stat(19)) is None else int(text)
 
     def arguments(self, most: int) -> bytes:
         """The first ``most`` bytes of its command line. Raises OSError, also if it has ended."""
-        if self._fd is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        with open(os.open("cmdline", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd), "rb") as file:
+        with self._open("cmdline") as file:
             return file.read(most)
 
     def users(self) -> set[int]:
@@ -123,10 +129,6 @@ class Process:
         lines = (self._read("status") or "").split("\n")  # a name may hold other ends of a line
         return next((line.split()[1:] for line in lines if line.startswith(key)), [])
 
-    def namespace(self, kind: str) -> str | None:
-        """A namespace of it (``pid``, ``mnt``), to compare; None if it is gone or may not be asked."""
-        return self._link(f"ns/{kind}")
-
     def memory_cgroup(self, hierarchy: Hierarchy) -> Path | None:
         """Its directory in the memory hierarchy, now; None where it has a path that the kernel does not write: a user
         nests cgroups deeper than that.
@@ -138,9 +140,7 @@ class Process:
                 raise
             return None
         # A newline is all that the kernel refuses in the name of a cgroup: splitlines() knows other ends of a line.
-        for line in text.rstrip("\n").split("\n"):
-            if not line:
-                break
+        for line in filter(None, text.split("\n")):
             _, controllers, path = line.split(":", 2)
             if "memory" in controllers.split(",") if hierarchy.version == 1 else not controllers:
                 return hierarchy.root / path.lstrip("/")
@@ -155,14 +155,9 @@ class Process:
         """Set it; False if the process is gone. Raises PermissionError where CAP_SYS_RESOURCE is missing, MonitorError
         for whatever else the kernel refuses.
         """
-        if self._fd is None:
-            return False
         try:
-            fd = os.open("oom_score_adj", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
-            try:
-                os.write(fd, str(value).encode())
-            finally:
-                os.close(fd)
+            with self._open("oom_score_adj", "wb") as file:
+                file.write(str(value).encode())
         except OSError as error:
             if error.errno in _GONE:
                 return False
