@@ -36,32 +36,26 @@ class JsonFolder:
     def __init__(self, path: Path, keep: int, mode: int) -> None:
         self.path = path
         self._keep, self._mode = keep, mode
-        self._names: dict[str, None] | None = None  # oldest first; None: not looked yet
 
     def add(self, name: str, data: bytes) -> Path:
         """Write ``name.json``, or ``name.2.json`` and so on where an older file has that name."""
         self._make()
         while True:
             path = self.path / self._free(name)
-            try:
-                with _written(path, data, self._mode) as temporary:
-                    os.link(temporary, path)  # unlike a rename it fails when the name is taken
-            except FileExistsError:
-                self._names = None  # another process put it there: look again
-            else:
-                self._added(path.name)
+            # Unlike a rename a link fails when the name is taken: by another process, since it was looked for.
+            with suppress(FileExistsError), _written(path, data, self._mode) as temporary:
+                os.link(temporary, path)
+                self._tidy()
                 return path
 
     def replace(self, file_name: str, data: bytes) -> None:
         """Write the file; it replaces an older one of that name."""
         self._make()
         replace_file(self.path / file_name, data, self._mode)
-        self._added(file_name)
+        self._tidy()
 
     def remove(self, file_name: str) -> None:
         (self.path / file_name).unlink(missing_ok=True)
-        if self._names is not None:
-            self._names.pop(file_name, None)
 
     def listed(self) -> list[str]:
         """The names of the files, oldest first."""
@@ -76,19 +70,11 @@ class JsonFolder:
     def _make(self) -> None:
         self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
 
-    def _known(self) -> dict[str, None]:
-        if self._names is None:
-            self._names = dict.fromkeys(self.listed())
-        return self._names
-
     def _free(self, name: str) -> str:
         pattern = re.compile(re.escape(name) + r"(?:\.([1-9][0-9]{0,9}))?\.json")
-        numbers = [int(found[1] or 1) for other in self._known() if (found := pattern.fullmatch(other))]
+        numbers = [int(found[1] or 1) for other in os.listdir(self.path) if (found := pattern.fullmatch(other))]
         return f"{name}.{max(numbers) + 1}.json" if numbers else f"{name}.json"
 
-    def _added(self, file_name: str) -> None:
-        names = self._known()
-        names.setdefault(file_name)
-        for oldest in list(names)[: max(0, len(names) - self._keep)]:
-            (self.path / oldest).unlink(missing_ok=True)
-            del names[oldest]
+    def _tidy(self) -> None:
+        for oldest in self.listed()[: -self._keep]:
+            self.remove(oldest)

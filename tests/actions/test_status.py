@@ -106,7 +106,7 @@ def test_the_next_free_name_is_found_without_trying_the_others(tmp_path: Path, m
     assert store.write(eviction()).name == "shop_web_u1.400.json"
     (tmp_path / "pods" / "shop_web_u1.401.json").touch()  # by another process
     assert store.write(eviction(number="2")).name == "shop_web_u1.402.json"
-    assert tries == ["shop_web_u1.400.json", "shop_web_u1.401.json", "shop_web_u1.402.json"]
+    assert tries == ["shop_web_u1.400.json", "shop_web_u1.402.json"]
     assert store.write(eviction(of=pod(uid="u1.2"), number="3")).name == "shop_web_u1.2.2.json"  # one pod, not two
 
 
