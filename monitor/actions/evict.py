@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Self
 
 from monitor.actions.victim import REST, Victim
-from monitor.kernel.procfs import wait_status, wants_cpu
+from monitor.kernel.procfs import wants_cpu
 
 #: A killed pod that gives nothing back for this long no longer keeps the next one waiting: it is frozen, or in a system
 #: call that does not end. (7 GiB/s are freed when a process ends, measured; one that frees at all is waited for.)
@@ -26,8 +26,6 @@ _REAPED = 1000  # pids in one message
 #: After this long a killed process that still holds memory is helped by process_mrelease (it may be throttled or
 #: frozen).
 REAP_AFTER_NS = 20_000_000
-#: So long is waited for those that have to wait for its processes: a runtime does within milliseconds.
-EXITS_NS = 50_000_000
 
 
 class Eviction:
@@ -42,7 +40,6 @@ class Eviction:
         self.last_usage = usage_before
         self._least: int | None = None  # since it was killed: in its grace it may have grown
         self._freed_ns = self._asked_ns = 0
-        self._over_ns = 0  # when no process was left of it
         self._forked = False  # whether the last look found processes that were not known
         if grace_s > 0:
             # There is time, and processes that came since the pod was prepared get the SIGTERM too. Later ones do
@@ -147,23 +144,6 @@ class Eviction:
             return []
         self.reap_sent = bool(self.pids)
         return sorted(self.pids)[:_REAPED]
-
-    def exits(self) -> list[tuple[int, int]]:
-        """Pid and wait status of those that ended after a grace, as far as that is known (`wait_status`)."""
-        if not self.grace_ns:
-            return []
-        found = [(pid, wait_status(fd)) for pid, fd in self.victim.pidfds.items()]
-        return [(pid, status) for pid, status in found if status is not None]
-
-    def awaits_exits(self, now_ns: int) -> bool:
-        """Whether it is over, but how its processes ended is known as soon as their parents have waited for them: for
-        `EXITS_NS` at most.
-        """
-        self._over_ns = self._over_ns or now_ns
-        if now_ns - self._over_ns >= EXITS_NS or not self.grace_ns or len(self.exits()) == len(self.victim.pidfds):
-            return False
-        self.next_look_ns = now_ns + LOOK_NS
-        return True
 
     def pidfds(self) -> Iterable[int]:
         return self.victim.pidfds.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from monitor.actions.evict import Eviction
@@ -41,9 +41,7 @@ class SentKill(NamedTuple):
 
 @dataclass(eq=False)
 class Evictor:
-    """At most one pod is evicted at a time, as in the kubelet; the next one does not wait for a pod that is stuck.
-    ``asks_exits``: whether it is reported how the processes of a pod with a grace have ended.
-    """
+    """At most one pod is evicted at a time, as in the kubelet; the next one does not wait for a pod that is stuck."""
 
     gauge: Gauge
     registry: Registry
@@ -51,7 +49,6 @@ class Evictor:
     outbox: Outbox
     loop: Loop
     note: EvictionNote
-    asks_exits: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         #: The memory of the pods that have ended.
@@ -120,8 +117,6 @@ class Evictor:
         entry = self.registry.by_uid.get(eviction.victim.uid)
         usage = self._usage(entry)
         eviction.saw(usage)
-        if gone and self.asks_exits and eviction.awaits_exits(now_ns):
-            return False
         refused, helper = eviction.victim.refused, self._helper if self._helper == side else 0
         stuck = "" if gone or refused else eviction.stuck(usage, now_ns, helper)
         if not gone and not refused and not stuck:
@@ -211,12 +206,11 @@ class Evictor:
 
     def _finish(self, eviction: Eviction, now_ns: int, usage: int | None) -> None:
         """No process is left of a pod. That is reported when its memory is freed."""
-        exits = eviction.exits()[:_SHOWN]
         eviction.victim.close()  # closing a pidfd takes it out of the epoll
         self.outbox.stats.add("evictions")
         self.outbox.stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
         pids = sorted(eviction.pids)
-        evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids), exits=exits)
+        evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids))
         left = eviction.last_usage if usage is None else usage
         self.pending.ended(eviction.victim.uid, eviction.held, left, now_ns, evicted)
 

@@ -69,8 +69,8 @@ class Hot:
         self.registry = registry = Registry(gauge.table, STEP, eviction_order)
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
-        note, graceful = EvictionNote(source.eviction), config.holds and config.hard_grace_ns > 0
-        self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, loop, note, asks_exits=graceful)
+        note = EvictionNote(source.eviction)
+        self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, loop, note)
         self.decider = decider = Decider(config, gauge, registry, trigger, evictor, recorder, outbox)
         self.readers = _readers(source, gauge, registry, decider, outbox)
         self.records, kills = self.readers[0], self.readers[-1]

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import select
 import signal
-import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from io import FileIO
@@ -311,27 +309,6 @@ def with_ancestors() -> Spared:
     for pid in ancestors(os.getpid()):
         spared.add(pid)
     return spared
-
-
-#: struct pidfd_info as of its first version (<linux/pidfd.h>): a mask first, the wait status last.
-_SIZE, _MASK, _STATUS = 64, "Q", "i"
-_INFO_EXIT = 1 << 3
-_GET_INFO = 3 << 30 | _SIZE << 16 | 0xFF << 8 | 11  # _IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)
-
-
-def wait_status(pidfd: int) -> int | None:
-    """How a process ended that is no child of this one (Linux 6.15: PIDFD_GET_INFO, PIDFD_INFO_EXIT): what its parent's
-    `waitpid` got (exit code * 256, or the signal). None before that call, and where the kernel does not say.
-    """
-    info = bytearray(_SIZE)
-    struct.pack_into(_MASK, info, 0, _INFO_EXIT)
-    try:
-        fcntl.ioctl(pidfd, _GET_INFO, info)
-    except OSError:  # ENOTTY: before Linux 6.13; ESRCH: before 6.15
-        return None
-    (mask,) = struct.unpack_from(_MASK, info)
-    (status,) = struct.unpack_from(_STATUS, info, _SIZE - 4)
-    return int(status) if mask & _INFO_EXIT else None
 
 
 def readable(fd: int, seconds: float | None = None) -> bool:

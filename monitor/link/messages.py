@@ -88,7 +88,6 @@ class Evicted(NamedTuple):
     pids_total: int
     freed: int = 0  # bytes that came back
     settled_ns: int | None = None  # when they were back
-    exits: Rows = ()  # [[pid, wait status]] after a grace, of those that are known (`wait_status`)
     resent: bool = False  # as in `Crossing`
 
 

@@ -419,9 +419,7 @@ class EventBuilder:
 
     def _on_evicted(self, message: messages.Evicted) -> None:
         name = self._name_of(message.pod)
-        exits = tuple((int(pid), int(status)) for pid, status in message.exits)
-        gone = ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns, exits=exits)
-        self.feed(gone)
+        self.feed(ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
 
     def _on_clear(self, message: ev.Clear) -> None:
         self._crossed.discard(message.threshold)

@@ -4,7 +4,6 @@ when there is headroom, and is killed where a stop is not enough. Those that are
 
 import json
 import os
-import platform
 import signal
 from pathlib import Path
 
@@ -24,8 +23,6 @@ node = live.fixture(hot_node)
 LINE = 32 if live.emulated() else 8
 #: MiB in use that cross a threshold of 32 and do not fill the node: a test with them is no race.
 SHORT = 118
-#: Whether the kernel says how a process ended that is not a child of the reader (tests/kernel/test_pidfd_info.py).
-KNOWN = tuple(int(part) for part in platform.release().split(".")[:2]) >= (6, 15)
 POPULATE = "mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)"
 
 
@@ -91,8 +88,6 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
         assert hog.wait() == -(signal.SIGTERM if obeys else signal.SIGKILL)
         decision, end = evicted(running, pod)
         assert decision["given_s"] == grace_s
-        ended = [os.waitstatus_to_exitcode(status) for _, status in end.get("exits", ())]
-        assert ended == ([hog.process.returncode] if KNOWN else []), "the test waits for its hog"
         grace_over = end["gone_ns"] >= decision["signalled_ns"] + grace_s * 1_000_000_000
         assert grace_over is not obeys
         assert in_use(node) < 128
@@ -102,9 +97,6 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
     incidents = IncidentReader(running.state_dir / "incidents.db").all()
     found = next(one for one in incidents if one["id"] == logged["id"])  # tests share a state dir
     (gone,) = (step for step in found["steps"] if step["what"] == "gone")
-    # What the pod did with its grace.
-    ended_by = {"pid": hog.process.pid, "exit_code": None, "signal": -hog.process.returncode}
-    assert gone["exits"] == ([ended_by] if KNOWN else None)
     assert gone["freed"] == end["freed"] > 0
 
 
