@@ -62,7 +62,7 @@ class Process:
     def _read(self, name: str) -> str | None:
         try:
             with self._open(name) as file:
-                return file.read(_MOST).decode(errors="surrogateescape")
+                return os.read(file.fileno(), _MOST).decode(errors="surrogateescape")
         except OSError as error:
             if error.errno in _GONE:
                 return None
