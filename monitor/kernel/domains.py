@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -37,18 +37,47 @@ OVER = {"steps": 25, "kills": 27, "processes": 29, "reclaims": 31, "exits": 11}
 _STEP_KEY = 255  # in the map of crossings: a step is being reported
 
 
-class DomainTable:
+class Places:
+    """Where in a table each watched cgroup is: at one index, and at one more for the other formula (`RECLAIMABLE`)."""
+
+    high = 0  # one more than the highest index in use
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}  # cgroup id -> index
+        self._other: dict[int, int] = {}  # index -> that of the same cgroup for the other formula
+        self._free: list[int] = []
+
+    def check_room(self, entries: int) -> None:
+        """Raises MonitorError if fewer than ``entries`` cgroups can be added."""
+        if len(self._free) + MAX_DOMAINS - self.high < entries:
+            remedy = "watch fewer: containers count as well as pods"
+            raise MonitorError(f"more than {MAX_DOMAINS} cgroups to watch", remedy)
+
+    def _take(self) -> int:
+        """A free index. Raises MonitorError."""
+        self.check_room(1)
+        if self._free:
+            return self._free.pop()
+        self.high += 1
+        return self.high - 1
+
+    def _give_back(self, cgroup_id: int) -> Iterable[int]:
+        """The indexes that a cgroup had; they are free now."""
+        at = self._known.pop(cgroup_id, None)
+        gone = {} if at is None else dict.fromkeys((at, self._other.pop(at, at)))
+        self._free += gone
+        return gone
+
+
+class DomainTable(Places):
     """The map as memory, plus the id -> index hash."""
 
     def __init__(self, pins: Pins) -> None:
+        super().__init__()
         self._view = memoryview(pins.mmap("domains", MAX_DOMAINS * WORDS * 8))
         self._words = self._view.cast("q")
         self._index: Map = pins.map("domain_of", 4)
         self._crossings: Map = pins.map("crossings", 8)
-        self._known: dict[int, int] = {}
-        self._free: list[int] = []
-        self._other: dict[int, int] = {}  # index -> entry of the same cgroup for another formula
-        self.high = 0  # one more than the highest index in use
 
     def close(self) -> None:
         os.close(self._index.fd)
@@ -117,9 +146,7 @@ class DomainTable:
             if cgroup_id:
                 self._index.delete(cgroup_id.to_bytes(8, sys.byteorder))
                 self._clear(at)
-        self._known.clear()
-        self._free.clear()
-        self._other.clear()
+        super().__init__()
         self.high = 0
 
     def add(
@@ -150,11 +177,7 @@ class DomainTable:
         return at
 
     def _new(self, cgroup_id: int, flags: int, step: int, rearm_ns: int) -> int:
-        self.check_room(1)
-        if self._free:
-            at = self._free.pop()
-        else:
-            at, self.high = self.high, self.high + 1
+        at = self._take()
         self._clear(at)
         w, base = self._words, at * WORDS
         w[base + _FLAGS] = flags
@@ -163,20 +186,11 @@ class DomainTable:
         w[base] = cgroup_id
         return at
 
-    def check_room(self, entries: int) -> None:
-        """Raises MonitorError if fewer than ``entries`` cgroups can be added."""
-        if len(self._free) + MAX_DOMAINS - self.high < entries:
-            remedy = "watch fewer: containers count as well as pods"
-            raise MonitorError(f"more than {MAX_DOMAINS} cgroups to watch", remedy)
-
     def remove(self, cgroup_id: int) -> None:
-        at = self._known.pop(cgroup_id, None)
-        if at is None:
-            return
-        self._index.delete(cgroup_id.to_bytes(8, sys.byteorder))
-        for gone in dict.fromkeys((at, self._other.pop(at, at))):
+        if cgroup_id in self._known:
+            self._index.delete(cgroup_id.to_bytes(8, sys.byteorder))
+        for gone in self._give_back(cgroup_id):
             self._clear(gone)
-            self._free.append(gone)
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
         """Ceilings in pages of working set (crossed while above), at most 4; all are taken as not crossed yet. Above

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import USAGE, Hierarchy
-from monitor.kernel.domains import MACHINE, MAX_DOMAINS, MAX_THRESHOLDS, NO_CEILING, Reading
+from monitor.kernel.domains import MACHINE, MAX_THRESHOLDS, NO_CEILING, Places, Reading
 from monitor.kernel.sweeping import Stepwise
 from monitor.kernel.wire import PAGE
 
@@ -46,16 +46,14 @@ _VMSTAT_KEYS = (b"\nnr_inactive_file ", b"\nnr_active_file ", b"\nnr_anon_pages 
 _MOST = 1 << 16
 
 
-class PolledTable:
+class PolledTable(Places):
     """The watched cgroups by index. Only the hot process has one."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
+        super().__init__()
         self._hierarchy = hierarchy
         self._stat_keys = STAT_KEYS[hierarchy.version]
         self._entries: list[Entry] = []
-        self._known: dict[int, int] = {}
-        self._others: dict[int, list[int]] = {}  # cgroup id -> entries for other formulas
-        self._free: list[int] = []
         self._is_linked = True
         self._leaves: list[Entry] = []
         self._next_leaf = 0
@@ -96,11 +94,6 @@ class PolledTable:
     def crossed(self, index: int) -> int:
         return self._entries[index].crossed
 
-    @property
-    def high(self) -> int:
-        """One more than the highest index in use."""
-        return len(self._entries)
-
     def __iter__(self) -> Iterator[Entry]:
         return (entry for entry in self._entries if entry is not _FREE)
 
@@ -110,10 +103,8 @@ class PolledTable:
         for entry in self:
             entry.close()
         self._entries.clear()
-        self._known.clear()
-        self._others.clear()
-        self._free.clear()
-        self._is_linked = False
+        super().__init__()
+        self.high, self._is_linked = 0, False
 
     def add(self, cgroup_id: int, *, flags: int = 0, step: int = 0, path: Path | None = None) -> int:
         """Watch the cgroup at ``path``; its index. Read at the next sweep. ``step`` in bytes.
@@ -144,12 +135,8 @@ class PolledTable:
             raise
         entry = Entry(cgroup_id, step, None if machine else path, usage_fd, stat_fd)
         self._is_linked = False
-        if self._free:
-            at = self._free.pop()
-            self._entries[at] = entry
-        else:
-            at = len(self._entries)
-            self._entries.append(entry)
+        at = self._take()
+        self._entries[at : at + 1] = [entry]
         return at
 
     def add_formula(self, first: int, formula: int, path: Path | None = None) -> int:
@@ -157,32 +144,24 @@ class PolledTable:
 
         Raises as `add`.
         """
+        if first in self._other:
+            return self._other[first]
         of = self.entry(first)
         at = self._add(of.cgroup_id, 0, of.machine, path)
         self.entry(at).formula = formula
-        self._others.setdefault(of.cgroup_id, []).append(at)
+        self._other[first] = at
         return at
-
-    def check_room(self, entries: int) -> None:
-        """Raises MonitorError if fewer than ``entries`` cgroups can be added."""
-        if len(self._known) + entries > MAX_DOMAINS:
-            remedy = "watch fewer: containers count as well as pods"
-            raise MonitorError(f"more than {MAX_DOMAINS} cgroups to watch", remedy)
 
     def holds(self, entry: Entry) -> bool:
         """Whether the entry is (still) one of the table."""
-        at = self._known.get(entry.cgroup_id, -1)
-        return any(self._entries[i] is entry for i in (at, *self._others.get(entry.cgroup_id, ())) if i >= 0)
+        at = self._known.get(entry.cgroup_id)
+        return at is not None and entry in (self._entries[at], self._entries[self._other.get(at, at)])
 
     def remove(self, cgroup_id: int) -> None:
-        at = self._known.pop(cgroup_id, None)
-        if at is None:
-            return
-        for gone in (at, *self._others.pop(cgroup_id, ())):
+        for gone in self._give_back(cgroup_id):
             self.entry(gone).close()
             self._entries[gone] = _FREE
-            self._free.append(gone)
-        self._is_linked = False
+            self._is_linked = False
 
     def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
         """Ceilings in pages of working set, at most 4; all are taken as not crossed yet. Nothing pulls a trigger."""

@@ -39,11 +39,11 @@ class Watch:
     index: int
     capacity: int
     path: Path | None  # None: the whole machine
+    usage_fd: int = -1
+    limit_fd: int = -1
     thresholds: tuple[Threshold, ...] = ()  # in the order of the ceilings in the table
     lines: tuple[int, ...] = ()  # available bytes below which each of them is met
     hard_line: int = 0  # the highest of the hard ones; 0 without any
-    usage_fd: int = -1
-    limit_fd: int = -1
     formula: int = 0
     compared: bool = False
     limited: bool = True  # used up when its capacity is; a kubepods without a limit of its own is not
@@ -96,39 +96,6 @@ class Watch:
         return int(os.pread(self.usage_fd, 32, 0))
 
 
-def make_watch(
-    table: Table,
-    name: str,
-    signal: str,
-    cgroup: Path | None,
-    capacity: int,
-    thresholds: Sequence[Threshold],
-    version: int,
-    step: int = 0,
-    first: Watch | None = None,
-) -> Watch:
-    """Watch the machine (``cgroup`` None) or a cgroup.
-
-    Its thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
-    ``first``: the same domain by the kubelet's signal, which has to be there for every other.
-    """
-    cgroup_id, flags, files = 1, MACHINE, [-1, -1]  # the root of the memory hierarchy has inode 1 on v1 and v2
-    if cgroup is not None:
-        cgroup_id, flags = cgroup.stat().st_ino, 0
-        files = [os.open(cgroup / of_version[version], os.O_RDONLY) for of_version in (cgroupfs.USAGE, cgroupfs.LIMIT)]
-    formula = 0 if first is None else FORMULA[signal]
-    if first is None:
-        index = table.add(cgroup_id, flags=flags, step=step, path=cgroup)
-    else:
-        index = table.add_formula(first.index, formula, path=cgroup)
-    usage_fd, limit_fd = files
-    watch = Watch(
-        name, signal, cgroup_id, index, capacity, cgroup, usage_fd=usage_fd, limit_fd=limit_fd, formula=formula
-    )
-    change_thresholds([watch], thresholds)
-    return watch
-
-
 def make_watches(
     table: Table,
     name: str,
@@ -138,12 +105,26 @@ def make_watches(
     version: int,
     step: int = 0,
 ) -> list[Watch]:
-    """A domain by the kubelet's signal, and by each other signal that has thresholds."""
+    """Watch the machine (``cgroup`` None) or a cgroup, by the kubelet's signal and by each other one with thresholds.
+
+    Thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
+    """
+    cgroup_id, flags = (1, MACHINE) if cgroup is None else (cgroup.stat().st_ino, 0)  # the root's inode on v1 and v2
     kubelets, *others = signals.OF_DOMAIN[name]
-    first = make_watch(table, name, kubelets, cgroup, capacity, thresholds, version, step)
-    wanted = [signal for signal in others if any(t.signal == signal for t in thresholds)]
-    rest = [make_watch(table, name, s, cgroup, capacity, thresholds, version, first=first) for s in wanted]
-    return [first, *rest]
+    made: list[Watch] = []
+    for signal in (kubelets, *(s for s in others if any(t.signal == s for t in thresholds))):
+        files = [-1, -1]
+        if cgroup is not None:
+            files = [os.open(cgroup / named[version], os.O_RDONLY) for named in (cgroupfs.USAGE, cgroupfs.LIMIT)]
+        if made:
+            formula = FORMULA[signal]
+            index = table.add_formula(made[0].index, formula, path=cgroup)
+        else:
+            formula, index = 0, table.add(cgroup_id, flags=flags, step=step, path=cgroup)
+        usage_fd, limit_fd = files
+        made.append(Watch(name, signal, cgroup_id, index, capacity, cgroup, usage_fd, limit_fd, formula=formula))
+    change_thresholds(made, thresholds)
+    return made
 
 
 def change_thresholds(watches: Sequence[Watch], thresholds: Sequence[Threshold]) -> None:

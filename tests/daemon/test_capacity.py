@@ -15,7 +15,7 @@ from monitor.lab.node import LabNode
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.settings.config import RunConfig
-from monitor.sources.watch import make_watch
+from monitor.sources.watch import make_watches
 from tests import live
 from tests.daemon import stand_ins
 from tests.daemon.harness import STATE
@@ -50,7 +50,7 @@ def test_every_line_follows_the_machines_memory(monkeypatch: pytest.MonkeyPatch)
         gauge = stand_ins.gauge(thresholds, send=sent.append, config={"reserved": 1 * GIB}, table=watch.table)
         version = cgroupfs.detect().version
         (node,) = gauge.watches
-        pods = make_watch(watch.table, "kubepods", ALLOCATABLE_MEMORY, kubepods, 7 * GIB, thresholds, version)
+        pods = make_watches(watch.table, "kubepods", kubepods, 7 * GIB, thresholds, version)[0]
         gauge.watches.append(pods)
         gauge.take_capacities()
         assert (gauge.recapped, sent) == (False, [])

@@ -13,7 +13,7 @@ from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pa
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.sources.watch import arm_thresholds, make_watch
+from monitor.sources.watch import arm_thresholds, make_watches
 from tests import live
 from tests.daemon import stand_ins
 
@@ -28,7 +28,7 @@ THRESHOLDS = parse_thresholds(
 def test_the_kernel_compares_what_the_policy_would() -> None:
     hierarchy = cgroupfs.detect()
     with live.cgroup("watch") as node, live.Watching() as watch:
-        made = make_watch(watch.table, "node", MEMORY, node, 80 * MIB, THRESHOLDS, hierarchy.version)
+        made = make_watches(watch.table, "node", node, 80 * MIB, THRESHOLDS, hierarchy.version)[0]
         try:
             assert made.cgroup_id == cgroupfs.cgroup_id(node)
             assert {t.signal for t in made.thresholds} == {MEMORY}
