@@ -141,15 +141,8 @@ class OomScores:
 
     def look_around(self, uid: str) -> None:
         """A pod has processes without a record: look at some of them now, at others the next time."""
-        pod = self._pods.get(uid)
-        if pod is None or self._needs_no_look(pod):
-            return
-        pids = sorted(cgroup_procs.processes(pod.found.cgroup, most=_CGROUPS))
-        later = [pid for pid in pids if pid > pod.looked_at] or pids
-        self._check(pod, *later[:_SAMPLE])
-        pod.looked_at = later[:_SAMPLE][-1] if later else 0
-        if len(later) <= _SAMPLE:
-            pod.looked_at = 0
+        if (pod := self._pods.get(uid)) is not None:
+            _, pod.looked_at = self._look_at(pod, pod.looked_at, _SAMPLE)
 
     def on_process(self, pid: int, cgroup_id: int) -> None:
         """A process appeared in the pod with this cgroup id (a fork, an exec, or moved in)."""
@@ -203,15 +196,22 @@ class OomScores:
         """Look at the pod's processes with larger pids than ``since``, at most `_TURN`; at how many. The others are due
         at once: 14,000 in one turn of the side's loop took 0.6 s, and it was killed as one that hangs.
         """
-        if self._needs_no_look(pod):
-            return 0
-        pids = sorted(pid for pid in cgroup_procs.processes(pod.found.cgroup, most=_CGROUPS) if pid > since)
-        self._check(pod, *pids[:_TURN])
-        if len(pids) > _TURN:
+        looked_at, last = self._look_at(pod, since, _TURN)
+        if last:
             uid = pod.found.pod.uid  # one rest for each pod, however often it changes
             self._waiting = deque(one for one in self._waiting if one[1] >= 0 or one[2] != uid)
-            self._waiting.appendleft((0, -pids[_TURN - 1], uid))
-        return min(_TURN, len(pids))
+            self._waiting.appendleft((0, -last, uid))
+        return looked_at
+
+    def _look_at(self, pod: _PodScores, since: int, most: int) -> tuple[int, int]:
+        """Look at ``most`` of the pod's processes, in the order of their pids; at how many, and the last pid if there
+        are more.
+        """
+        if self._needs_no_look(pod):
+            return 0, 0
+        pids = sorted(pid for pid in cgroup_procs.processes(pod.found.cgroup, most=_CGROUPS) if pid > since)
+        self._check(pod, *pids[:most])
+        return min(most, len(pids)), pids[most - 1] if len(pids) > most else 0
 
     def _needs_no_look(self, pod: _PodScores) -> bool:
         """Whether to compare none of its processes: raised ones, or no known value (services). A user makes 60,000
