@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
-// Hooks "fentry" and "kprobe", for kernels without tracepoints on memory cgroup statistics: page_counter_try_charge(counter, nr_pages, fail) and
+// Hook "kprobe", for kernels without tracepoints on memory cgroup statistics: page_counter_try_charge(counter, nr_pages, fail) and
 // page_counter_uncharge(counter, nr_pages).
 //
 // try_charge_memcg() calls the first only when the CPU has nothing charged ahead any more, so 4 times per MiB of 4K pages and once per huge page, and
@@ -26,24 +26,6 @@ static __always_inline int on_counter(u32 own, u64 counter, u64 charging) {
   return 0;
 }
 
-#ifdef HOOK_FENTRY
-// On return the counters contain the charge. When two CPUs charge at once, the later one sees both charges; at entry neither might. A charge that
-// failed has added nothing, so no report is early. Loaded with BPF_TRACE_FEXIT; ctx is the array of arguments, read by a helper so that the
-// verifier does not treat the first as a typed pointer.
-int on_charged(void *ctx) {
-  u64 counter = 0;
-  READ(counter, ctx, 0);
-  return on_counter(OWN_CHARGE, counter, 0);
-}
-
-int on_uncharged(void *ctx) {
-  u64 counter = 0;
-  READ(counter, ctx, 0);
-  return on_counter(OWN_UNCHARGE, counter, 0);
-}
-#endif
-
-#ifdef HOOK_KPROBE
 // On entry: a kretprobe has no arguments any more, and its instances may run out. The requested pages are added to usage here, so a charge that
 // then fails at a limit is reported up to one batch early. Two CPUs that charge at once may both miss the other's batch; the next charge or the
 // next reread finds it.
@@ -60,4 +42,3 @@ int on_uncharge(void *ctx) {
   READ(pages, ctx, OFF_REGS_ARG1);
   return on_counter(OWN_UNCHARGE, counter, -pages);
 }
-#endif

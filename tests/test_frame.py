@@ -148,7 +148,7 @@ def test_the_doctors_json_is_the_contracts() -> None:
         assert check["detail"]
     plan = answer["hook_plan"]
     assert set(plan) == {"rung", "rungs"}
-    assert [rung["name"] for rung in plan["rungs"]] == ["memcg-tracepoint", "fentry", "kprobe", "poll"]
+    assert [rung["name"] for rung in plan["rungs"]] == ["memcg-tracepoint", "kprobe", "poll"]
     for rung in plan["rungs"]:
         assert set(rung) == {"name", "ok", "detail", "remedy", "unseen_bytes", "unseen_ms"}
         assert rung["ok"] or rung["remedy"], f"{rung['name']} fails without a remedy"

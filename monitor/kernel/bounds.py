@@ -29,7 +29,7 @@ BATCH = 64
 #: summed.
 _REMAINDER = 125
 MACHINE_LAG = 2 * _REMAINDER * PAGE
-#: Hooks on charges (fentry, kprobe) do not see what is never charged: the root cgroup's own processes. While attached
+#: The hook on charges (kprobe) does not see what is never charged: the root cgroup's own processes. While attached
 #: the machine's counters are read this often at least (5 us, in a turn of the hot loop), near a threshold more often.
 REREAD_NS = 20_000_000
 #: Nor do they see page cache turn active: it becomes known this late at most, by a sweep (2.6 us per memory cgroup).

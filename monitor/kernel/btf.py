@@ -233,11 +233,9 @@ class Btf:
                 return self._arguments(proto)[1:]  # the first is the registering caller's `void *__data`
         raise BtfError(f"this kernel has no tracepoint {name} (no btf_trace_{name} in {self.path})")
 
-    def function(self, name: str) -> tuple[int, list[str]] | None:
-        """Number of the kernel's function ``name``, and its arguments as C-like text; None if there is none."""
-        for number in self._named(name, _FUNC):
-            return number, self._arguments(self._target(number))
-        return None
+    def function(self, name: str) -> list[str] | None:
+        """Arguments of the kernel's function ``name`` as C-like text; None if there is none."""
+        return next((self._arguments(self._target(number)) for number in self._named(name, _FUNC)), None)
 
     def _arguments(self, proto: int) -> list[str]:
         first = self._starts[proto] + 3

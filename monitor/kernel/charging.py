@@ -1,6 +1,6 @@
 """The hooks: by what this kernel offers to learn of memory, best first, what each can promise, and what it refused.
 
-`memcg-tracepoint` is in Linux 6.13 and later, `fentry` in 5.13, `kprobe` in 5.8 (ring buffers); what each sees is in
+`memcg-tracepoint` is in Linux 6.13 and later, `kprobe` in 5.8 (ring buffers); what each sees is in
 docs/hooks.md. Found out from BTF (which has `btf_trace_NAME` of every tracepoint that takes BPF programs) and the list
 of performance-monitoring units, never from a release number: distributions carry things back. The verifier or a
 lockdown may still refuse an offer: the loader then tries the next. `outrace run` chooses from the offers
@@ -22,7 +22,7 @@ from monitor.errors import CannotError
 from monitor.kernel import bounds, libbpf
 from monitor.kernel.bounds import Bound
 from monitor.kernel.btf import Btf, BtfError
-from monitor.kernel.pins import CHARGE, FENTRY, HOOKS, KPROBE, TRACEPOINT, UNCHARGE
+from monitor.kernel.pins import FUNCTIONS, HOOKS, KPROBE, TRACEPOINT
 
 AUTO = "auto"
 POLL = "poll"
@@ -32,8 +32,8 @@ NAMES = (*BPF_RUNGS, POLL)
 #: As BTF spells them; the value is a long since 7.2.
 _EVENT_ARGUMENTS = [["struct mem_cgroup *", "int", value] for value in ("int", "long", "long int")]
 _ARGUMENTS = {
-    CHARGE: ["struct page_counter *", "long unsigned int", "struct page_counter **"],
-    UNCHARGE: ["struct page_counter *", "long unsigned int"],
+    "page_counter_try_charge": ["struct page_counter *", "long unsigned int", "struct page_counter **"],
+    "page_counter_uncharge": ["struct page_counter *", "long unsigned int"],
 }
 _UPDATE = "run Linux 6.13 or newer"
 #: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
@@ -45,7 +45,7 @@ REFUSED = "refused-hooks.json"
 #: and to fail again and again is worse than to poll.
 FAILED_NS = 600_000_000_000
 #: What each hook is attached to.
-EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", FENTRY: CHARGE, KPROBE: CHARGE}
+EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", KPROBE: FUNCTIONS["on_charge"]}
 #: The one of the kernel's lockdown modes under which BPF may not read kernel memory.
 CONFIDENTIAL = "[confidentiality]"
 NOT_CONFIDENTIAL = "boot with lockdown=integrity: confidentiality forbids BPF to read kernel memory"
@@ -61,16 +61,14 @@ class Offer:
     remedy: str = ""
 
 
-def offered(trying: bool = True) -> list[Offer]:
-    """The hooks, best first, each with whether this kernel offers it. Raises nothing: no BTF is a reason, too.
-    ``trying``: load a program that does nothing where only that shows it; needs the privileges to load programs.
-    """
+def offered() -> list[Offer]:
+    """The hooks, best first, each with whether this kernel offers it. Raises nothing: no BTF is a reason, too."""
     try:
         btf = Btf()
     except BtfError as error:
-        return [Offer(name, False, error.message, error.remedy) for name in (TRACEPOINT, FENTRY, KPROBE)]
+        return [Offer(name, False, error.message, error.remedy) for name in HOOKS]
     offers = []
-    for name, look in ((TRACEPOINT, _tracepoint), (FENTRY, partial(_fentry, trying)), (KPROBE, _kprobe)):
+    for name, look in ((TRACEPOINT, _tracepoint), (KPROBE, _kprobe)):
         try:
             if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:  # all else that they read has been there for longer
                 raise CannotError("this kernel has no BPF ring buffers", "run Linux 5.8 or newer")
@@ -125,30 +123,13 @@ def _tracepoint(btf: Btf) -> None:
             raise CannotError(f"this kernel changed memcg:{event}({', '.join(arguments)})", "report this line")
 
 
-def _function(btf: Btf) -> None:
-    """What speaks against tracing the two functions at all."""
+def _kprobe(btf: Btf) -> None:
     for name, arguments in _ARGUMENTS.items():
         found = btf.function(name)
         if found is None:
             raise CannotError(f"this kernel has no function {name} of its own", _UPDATE)
-        if found[1] != arguments:
-            raise CannotError(f"this kernel changed {name}({', '.join(found[1])})", "report this line")
-
-
-def _fentry(trying: bool, btf: Btf) -> None:
-    _function(btf)
-    if btf.enum("BPF_TRACE_FEXIT") is None:
-        raise CannotError("this kernel has no BPF trampolines", "run Linux 5.5 or newer")
-    function = btf.function(CHARGE)
-    if function and trying and (problem := libbpf.fexit_problem(function[0])):
-        raise CannotError(
-            f"a program that does nothing was refused: {problem}",
-            "add CAP_BPF and CAP_PERFMON where they are missing; else use the next hook, as --hooks auto does",
-        )
-
-
-def _kprobe(btf: Btf) -> None:
-    _function(btf)
+        if found != arguments:
+            raise CannotError(f"this kernel changed {name}({', '.join(found)})", "report this line")
     if not libbpf.KPROBE_PMU.exists():
         raise CannotError("this kernel has no kprobes", "run a kernel with CONFIG_KPROBES=y")
     if not any(btf.has_member("pt_regs", name) for name in ("di", "regs")):
@@ -170,7 +151,7 @@ def bpf_offers(
     only where it is ``wanted`` by name.
     ``formulas``: what the programs compare (`monitor.kernel.loader`).
     ``lacking``: what is known to keep programs from being loaded, and the remedy; ``barred``: from being attached.
-    `outrace run` finds out by doing both; `doctor` must not attach: a program of fentry is attached once.
+    `outrace run` finds out by doing both.
     """
     from monitor.kernel import loader
 
@@ -181,7 +162,7 @@ def bpf_offers(
     if against_all[0]:
         lacking = against_all
     found = []
-    for offer in offered(trying=not lacking[0]):
+    for offer in offered():
         name, against = offer.name, lacking
         ready = name in pinned and not (name == KPROBE and against_all[0])
         if ready:

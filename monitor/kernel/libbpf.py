@@ -1,8 +1,7 @@
-"""Calls of BPF by ctypes: libbpf, and two system calls that BCC and libbpf do not do alike in all their releases.
+"""Calls of BPF by ctypes: libbpf, and two system calls that it does not do alike in all its releases.
 
-`bpf(BPF_PROG_LOAD)` for a program of type TRACING (BCC derives its target from the name of the function, by rules that
-changed), and `perf_event_open` for a kprobe. Both are the kernel's own interface (include/uapi/linux/bpf.h,
-perf_event.h), the same on every release that has them.
+`bpf(BPF_PROG_LOAD)` to find out whether that is allowed, and `perf_event_open` for a kprobe. Both are the kernel's own
+interface (include/uapi/linux/bpf.h, perf_event.h), the same on every release that has them.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import fcntl
 import os
 import resource
 import struct
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -63,24 +63,18 @@ def failure(what: str) -> MonitorError:
     text = f"{what}: {os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
         return CannotError(text, PRIVILEGES)
-    if number == errno.EBUSY:  # a program of fentry is attached once
-        return MonitorError(text, "stop the outrace that runs on the same state directory")
     return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or another hook (`--hooks`)"))
 
 
 #: System call numbers of bpf and perf_event_open.
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
-_BPF_PROG_LOAD, _BPF_RAW_TRACEPOINT_OPEN = 5, 17
-_PROG_TYPE_RAW_TRACEPOINT = 17
-_PROG_TYPE_TRACING = 26
-_TRACE_FEXIT = 25
-#: union bpf_attr of BPF_PROG_LOAD up to attach_btf_id, which is all a kernel of 5.5 or later has to know.
-_LOAD = struct.Struct("=II QQ II QI I 16s II II QI I QI I")
+_BPF_PROG_LOAD, _PROG_TYPE_RAW_TRACEPOINT = 5, 17
+#: union bpf_attr of BPF_PROG_LOAD: type, instructions, licence, log, version, flags, name.
+_LOAD = struct.Struct("=II QQ II QII 16s")
 #: struct perf_event_attr up to config2 (PERF_ATTR_SIZE_VER1).
 _EVENT = struct.Struct("=II QQ QQQ II QQ")
 _EVENT_IOC_SET_BPF, _EVENT_IOC_ENABLE = 0x40042408, 0x2400
 _FLAG_FD_CLOEXEC = 8
-_LOG_BYTES = 1 << 22
 PRIVILEGES = "run as root with CAP_BPF and CAP_PERFMON"
 #: r0 = 0; exit
 _NOTHING = bytes.fromhex("b7000000000000009500000000000000")
@@ -90,107 +84,29 @@ KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 def _call(which: int, *arguments: object) -> int:
     numbers = _NUMBERS.get(os.uname().machine)
     if numbers is None:
-        raise CannotError(f"fentry and kprobe are not supported on {os.uname().machine}", "use another of --hooks")
+        raise CannotError(f"kprobe is not supported on {os.uname().machine}", "use another of --hooks")
     libc = ctypes.CDLL(None, use_errno=True)
     result: int = libc.syscall(ctypes.c_long(numbers[which]), *arguments)
     return result
-
-
-def fexit_problem(function: int) -> str:
-    """Why this kernel refuses programs at the return of a function ("" if it takes them), by loading one that does
-    nothing and attaching it twice, as is done whenever a threshold comes near. That needs Linux 5.13 with
-    CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS; some machines have it and forbid it (seen with 6.18 of a hosted VM: EPERM).
-    """
-    try:
-        prog = load_fexit("nothing", _NOTHING, function, loud=False)
-    except MonitorError as error:
-        return error.message.removeprefix("cannot load nothing: ")
-    try:
-        for turn in ("", " a second time, which takes Linux 5.13"):
-            link = attach_fexit(prog)
-            if link < 0:
-                return f"it cannot be attached{turn} ({os.strerror(ctypes.get_errno())})"
-            os.close(link)
-    finally:
-        os.close(prog)
-    return ""
-
-
-def attach_fexit(prog: int) -> int:
-    """BPF_RAW_TRACEPOINT_OPEN without a name: a program of type TRACING knows since it was loaded where it belongs. A
-    descriptor that detaches it when it is closed, or -1 with errno set.
-    """
-    return _bpf(_BPF_RAW_TRACEPOINT_OPEN, bytearray(struct.pack("=QII", 0, prog, 0)))
-
-
-def _bpf(command: int, attr: bytearray) -> int:
-    buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
-    return _call(0, ctypes.c_long(command), buffer, ctypes.c_long(len(attr)))
 
 
 def load_problem() -> str:
     """Why this process may load no program that traces ("" if it may), found out by loading one that does nothing:
     compiling those that do something takes a second.
     """
+    with suppress(OSError, ValueError):  # no CAP_SYS_RESOURCE; before Linux 5.11 memory of BPF counts against this
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    code, licence = ctypes.create_string_buffer(_NOTHING, len(_NOTHING)), ctypes.create_string_buffer(b"GPL")
+    program = _PROG_TYPE_RAW_TRACEPOINT, len(_NOTHING) // 8, ctypes.addressof(code), ctypes.addressof(licence)
+    attr = ctypes.create_string_buffer(_LOAD.pack(*program, 0, 0, 0, 0, 0, b"nothing"), _LOAD.size)
     try:
-        fd = _load(_PROG_TYPE_RAW_TRACEPOINT, _NOTHING, "nothing")
+        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), attr, ctypes.c_long(_LOAD.size))
     except CannotError:
         return ""  # not known how to ask on this machine
     if fd < 0:
         return os.strerror(ctypes.get_errno())
     os.close(fd)
     return ""
-
-
-def _load(
-    kind: int, instructions: bytes, name: str, function: int = 0, log: ctypes.Array[ctypes.c_char] | None = None
-) -> int:
-    """BPF_PROG_LOAD; the descriptor, or -1 with errno set. ``function``: at whose return a TRACING program runs."""
-    code = ctypes.create_string_buffer(instructions, len(instructions))
-    licence = ctypes.create_string_buffer(b"GPL")
-    attr = bytearray(_LOAD.size + 8)
-    _LOAD.pack_into(
-        attr, 0,
-        kind, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence),
-        int(log is not None), len(log) if log else 0, ctypes.addressof(log) if log else 0, 0, 0, name.encode()[:15],
-        0, _TRACE_FEXIT if function else 0, 0, 0, 0, 0, 0, 0, 0, function,
-    )  # fmt: skip
-    for _ in range(2):
-        fd = _bpf(_BPF_PROG_LOAD, attr)
-        if fd >= 0 or ctypes.get_errno() != errno.EPERM or not _may_lock_more():
-            break
-    return fd
-
-
-def _may_lock_more() -> bool:
-    """Raise RLIMIT_MEMLOCK, which memory of BPF counts against before Linux 5.11; whether there is any use in that."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return False
-    number = ctypes.get_errno()
-    try:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    except (OSError, ValueError):  # no CAP_SYS_RESOURCE
-        ctypes.set_errno(number)
-        return False
-    return True
-
-
-def load_fexit(name: str, instructions: bytes, function: int, *, loud: bool = True) -> int:
-    """Load a program that runs when a kernel function returns; its descriptor. ``function`` is its number in BTF.
-    Raises MonitorError with the last line of the verifier's log; all of it goes to descriptor 2 if ``loud``.
-    """
-    log = ctypes.create_string_buffer(_LOG_BYTES)
-    for level in (0, 1):  # a log costs time, and one that does not fit makes the load fail
-        fd = _load(_PROG_TYPE_TRACING, instructions, name, function, log if level else None)
-        if fd >= 0:
-            return fd
-    number = ctypes.get_errno()
-    output = log.value.decode(errors="replace")
-    if loud:
-        os.write(2, output.encode())
-    last = output.strip().splitlines()[-1:] or [""]
-    raise MonitorError(f"cannot load {name}: {os.strerror(number)}" + (f" ({last[0]})" if last[0] else ""))
 
 
 def attach_kprobe(function: str, prog: int) -> int:

@@ -33,12 +33,8 @@ from monitor.kernel.offsets import defines
 #: In the place of the kernel's own headers.
 KERNEL_HEADER = "kernel.h"
 SOURCES = ("wire.h", "memcg.h", "pressure.c", "sweep.c", "stats.c", "charges.c", "oom.c", "procs.c")
-#: Compiled for one hook only, with a definition of its own.
-_OF_HOOK = {
-    pins.TRACEPOINT: ("stats.c", "HOOK_MEMCG_TRACEPOINT"),
-    pins.FENTRY: ("charges.c", "HOOK_FENTRY"),
-    pins.KPROBE: ("charges.c", "HOOK_KPROBE"),
-}
+#: Compiled for one hook only.
+_OF_HOOK = {pins.TRACEPOINT: "stats.c", pins.KPROBE: "charges.c"}
 AUTO = "auto"
 #: What the programs are compiled for: the kubelet's thresholds alone, or those of `*.reclaimable` as well (FORMULAS in
 #: the programs; docs/signals.md). A node without the latter pays nothing for them.
@@ -82,7 +78,7 @@ def bpf_directory() -> Path:
 def program_text(hook: str = pins.TRACEPOINT) -> str:
     """One text, because BCC rewrites map accesses in the main file only."""
     directory = bpf_directory()
-    others = {name for name, _ in _OF_HOOK.values()} - {_OF_HOOK[hook][0]}
+    others = {*_OF_HOOK.values()} - {_OF_HOOK[hook]}
     return "\n".join((directory / name).read_text() for name in SOURCES if name not in others)
 
 
@@ -95,7 +91,7 @@ def _numa_nodes() -> int:
 def compile_flags(hook: str = pins.TRACEPOINT, formulas: int = KUBELETS) -> list[str]:
     """``-D`` options for this kernel. Raises CannotError when it lacks what the programs read."""
     values = defines(Btf(), _numa_nodes(), cgroupfs.detect().version)
-    values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK, _OF_HOOK[hook][1]: 1}
+    values |= {"SWEEP_CHUNK": SWEEP_CHUNK, "COMMIT_CHUNK": COMMIT_CHUNK}
     version = re.match(r"(\d+)\.(\d+)", os.uname().release)
     on_demand = version is not None and (int(version[1]), int(version[2])) >= (6, 1)
     leaves, flags = (MAX_LEAVES, BPF_F_NO_PREALLOC) if on_demand else (MAX_LEAVES_AHEAD, 0)
@@ -332,13 +328,7 @@ def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
     programs: dict[str, int] = {}
     try:
         for name in pins.HOOKS[hook]:
-            if hook == pins.FENTRY:
-                found = Btf().function(pins.FUNCTIONS[name])
-                assert found is not None  # or it was not offered
-                programs[name] = libbpf.load_fexit(name, bpf.dump_func(name), found[0])
-            else:
-                kind = BPF.KPROBE if hook == pins.KPROBE else BPF.RAW_TRACEPOINT
-                programs[name] = bpf.load_func(name, kind).fd
+            programs[name] = bpf.load_func(name, BPF.KPROBE if hook == pins.KPROBE else BPF.RAW_TRACEPOINT).fd
             os.close(pins.attach(name, programs[name]))
     except Exception as error:  # noqa: BLE001  # as above
         first = str(error).strip().splitlines()[0]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from monitor.errors import MonitorError
-from monitor.kernel.libbpf import RING_CALLBACK, RunOpts, attach_fexit, attach_kprobe, failure, libbpf
+from monitor.kernel.libbpf import RING_CALLBACK, RunOpts, attach_kprobe, failure, libbpf
 from monitor.kernel.wire import COUNTS
 
 BPFFS = Path("/sys/fs/bpf")
@@ -38,16 +38,11 @@ TRACEPOINTS = {
     "on_attach": "cgroup_attach_task",
 }
 #: The fine-grained programs: attached near a threshold only. One hook's are loaded (monitor/kernel/charging.py).
-TRACEPOINT, FENTRY, KPROBE = "memcg-tracepoint", "fentry", "kprobe"
-HOOKS = {
-    TRACEPOINT: ("on_lruvec_stat", "on_memcg_stat"),
-    FENTRY: ("on_charged", "on_uncharged"),
-    KPROBE: ("on_charge", "on_uncharge"),
-}
+TRACEPOINT, KPROBE = "memcg-tracepoint", "kprobe"
+HOOKS = {TRACEPOINT: ("on_lruvec_stat", "on_memcg_stat"), KPROBE: ("on_charge", "on_uncharge")}
 PRESSURE = HOOKS[TRACEPOINT]
-#: What the other hooks' programs are attached to. On every kernel from 5.4 to 7.3 both are global and nowhere inlined.
-CHARGE, UNCHARGE = "page_counter_try_charge", "page_counter_uncharge"
-FUNCTIONS = {"on_charged": CHARGE, "on_uncharged": UNCHARGE, "on_charge": CHARGE, "on_uncharge": UNCHARGE}
+#: What the kprobes' programs are attached to. On every kernel from 5.4 to 7.3 both are global and nowhere inlined.
+FUNCTIONS = {"on_charge": "page_counter_try_charge", "on_uncharge": "page_counter_uncharge"}
 #: Attached always, also while the daemon restarts.
 OOM = ("on_mark_victim", "on_signal_generate", "on_process_exit", "on_memcg_reclaim", "on_direct_reclaim")
 #: Attached by the side: processes that appear in pods.
@@ -181,15 +176,11 @@ class Pins:
 
 def attach(name: str, prog: int) -> int:
     """The same for a program that is open as descriptor ``prog``. Raises MonitorError."""
-    if name in HOOKS[KPROBE]:
+    if name in FUNCTIONS:
         return attach_kprobe(FUNCTIONS[name], prog)
-    if name in HOOKS[FENTRY]:
-        where, link = FUNCTIONS[name], attach_fexit(prog)
-    else:
-        where = f"the tracepoint {TRACEPOINTS[name]}"
-        link = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
+    link = libbpf().bpf_raw_tracepoint_open(TRACEPOINTS[name].encode(), prog)
     if link < 0:
-        raise failure(f"cannot attach {name} to {where}")
+        raise failure(f"cannot attach {name} to the tracepoint {TRACEPOINTS[name]}")
     return int(link)
 
 

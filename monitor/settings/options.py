@@ -257,6 +257,7 @@ OPTIONS: tuple[Option, ...] = (
         "NAME",
         psi=POLL,
         eventfd=POLL,
+        fentry="kprobe",
     ),
     # The daemon. Only this machine: the server knows no users.
     _setting(

@@ -32,8 +32,7 @@ VARIANTS = (
     ("policy", "kubelet-1.17", ("evicted-hard", "evicted-soft", "two-hogs", "kubepods-limit")),
     ("policy", "kubelet-1.8", ("evicted-hard", "evicted-soft", "two-hogs", "wrong-victim")),
     ("hooks", "poll", ("evicted-hard", "relieved", "own-limit", "user-kill", "would-have-won")),
-    ("hooks", "kprobe", ("evicted-hard",)),
-    ("hooks", "fentry", ("evicted-hard", "active-flood")),
+    ("hooks", "kprobe", ("evicted-hard", "active-flood")),
 )
 LOADS = ("4k", "thp", "tmpfs", "fork", "pipes", "sockets", "populate", "one-write")
 

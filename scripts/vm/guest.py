@@ -37,9 +37,9 @@ EXPENDABLE = "outrace.expendable=1"
 #: where one of them does not load. (Not in images.py: what is in there is part of an image, which is then built anew.)
 RUNGS = {
     "5.10": ("kprobe",),
-    "6.1": ("fentry", "kprobe"),
-    "6.12": ("fentry", "kprobe"),
-    "7.2": ("memcg-tracepoint", "fentry", "kprobe"),
+    "6.1": ("kprobe",),
+    "6.12": ("kprobe",),
+    "7.2": ("memcg-tracepoint", "kprobe"),
 }
 #: A guest that prints this on its console is given so many MiB more, as a machine is that memory is plugged into.
 PLUG = "guest: plug "

@@ -71,7 +71,7 @@ def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, wrapper: tuple[st
         LabDaemon(node, state_dir=tmp_path / "state", wrapper=wrapper) as daemon,
     ):
         logged = live.message(daemon, "better hooks cannot be used here")
-        # Without the tracepoint a kernel may still have fentry or kprobes.
+        # Without the tracepoint a kernel may still have kprobes.
         assert logged["hooks"] in (NAMES[1:] if "tracepoint" in why else (POLL,))
         assert why in logged["problem"]
         assert logged["remedy"]

@@ -136,7 +136,11 @@ OPTIONS = {
         ("crictl", "rmi", "--prune"),
         (("crictl 'rmi", "No closing quotation"), ("cri:unix:///run/x.sock", "write crictl instead")),
     ),
-    "hooks": Row("poll", "poll", (("uprobe", "memcg-tracepoint"), ("psi", "is gone: write poll"), ("eventfd", "poll"))),
+    "hooks": Row(
+        "poll",
+        "poll",
+        (("uprobe", "memcg-tracepoint"), ("psi", "write poll"), ("fentry", "is gone: write kprobe")),
+    ),
     "listen": Row(
         "[::1]:0",
         "::1:0",

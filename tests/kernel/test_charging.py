@@ -37,8 +37,8 @@ def hook(request: pytest.FixtureRequest, expected_rungs: tuple[str, ...]) -> str
 @pytest.mark.parametrize(
     ("words", "release", "required", "rungs"),
     [
-        ("quiet outrace.rungs=fentry,kprobe rw", "6.18.5", True, ("fentry", "kprobe")),
-        ("outrace.rungs=fentry outrace.rungs= rw", "6.18.5", True, ()),  # the last word counts, as with the kernel's
+        ("quiet outrace.rungs=kprobe,poll rw", "6.18.5", True, ("kprobe", "poll")),
+        ("outrace.rungs=kprobe outrace.rungs= rw", "6.18.5", True, ()),  # the last word counts, as with the kernel's
         ("quiet", "6.13.0-rc1", True, ("memcg-tracepoint",)),
         ("quiet", "7.2.13+deb14", True, ("memcg-tracepoint",)),
         ("quiet", "6.12.117", True, ()),
@@ -188,36 +188,36 @@ def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytes
 
     def load(_: Path, directory: Path, hook: str, formulas: int) -> None:
         tried.append(hook)
-        if hook == "fentry":
+        if hook == "memcg-tracepoint":
             raise loader.HookRefusedError("the verifier said no", "details")
 
-    offers = [charging.Offer(name, name != "memcg-tracepoint", "why", "") for name in pins.HOOKS]
+    offers = [charging.Offer(name, True, "why", "") for name in pins.HOOKS]
     monkeypatch.setattr(charging, "offered", lambda: offers)
     monkeypatch.setattr(loader, "_run_loader", load)
     wanted = loader.instance_directory(tmp_path) / loader.stamps()["kprobe"]
     assert loader.ensure_loaded(tmp_path) == (wanted, True)
-    assert tried == ["fentry", "kprobe"]
-    assert loader.refused(tmp_path) == {"fentry": "the verifier said no"}
+    assert tried == ["memcg-tracepoint", "kprobe"]
+    assert loader.refused(tmp_path) == {"memcg-tracepoint": "the verifier said no"}
     assert loader.ensure_loaded(tmp_path) == (wanted, True)
-    assert tried == ["fentry", "kprobe", "kprobe"]
+    assert tried == ["memcg-tracepoint", "kprobe", "kprobe"]
     # Asked for by name it is tried, and nothing else is.
     with pytest.raises(CannotError, match="the verifier said no"):
-        loader.ensure_loaded(tmp_path, "fentry")
-    assert tried == ["fentry", "kprobe", "kprobe", "fentry"]
+        loader.ensure_loaded(tmp_path, "memcg-tracepoint")
+    assert tried == ["memcg-tracepoint", "kprobe", "kprobe", "memcg-tracepoint"]
     # Another boot.
     kept = json.loads((tmp_path / charging.REFUSED).read_text())
     (tmp_path / charging.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
     assert loader.refused(tmp_path) == {}
     loader.ensure_loaded(tmp_path)
-    assert tried[-2:] == ["fentry", "kprobe"]
+    assert tried[-2:] == ["memcg-tracepoint", "kprobe"]
 
 
 def test_a_hook_that_is_not_offered_or_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MonitorError, match="there is no hook 'uprobe'; one of auto, memcg-tracepoint, fentry, kprobe"):
+    with pytest.raises(MonitorError, match="there is no hook 'uprobe'; one of auto, memcg-tracepoint, kprobe"):
         loader.ensure_loaded(tmp_path, "uprobe")
     offers = [charging.Offer(name, False, f"no {name}", f"get {name}") for name in pins.HOOKS]
     monkeypatch.setattr(charging, "offered", lambda: offers)
-    with pytest.raises(CannotError, match="no memcg-tracepoint; no fentry; no kprobe; get memcg-tracepoint"):
+    with pytest.raises(CannotError, match="no memcg-tracepoint; no kprobe; get memcg-tracepoint"):
         loader.ensure_loaded(tmp_path)
     with pytest.raises(CannotError, match="no kprobe; get kprobe"):
         loader.ensure_loaded(tmp_path, "kprobe")

@@ -22,7 +22,7 @@ LOCKDOWN = ("lockdown: none integrity [confidentiality]", "boot with lockdown=in
 def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """One that has everything, and nothing else of this machine but its memory cgroups."""
     offers = [Offer(name, True, charging.EVENTS[name]) for name in HOOKS]
-    monkeypatch.setattr(charging, "offered", lambda trying=True: offers)
+    monkeypatch.setattr(charging, "offered", lambda: offers)
     monkeypatch.setattr(charging, "obstacle", lambda: ("", ""))
     monkeypatch.setattr(mounts, "ensure", lambda: None)
     return monkeypatch
@@ -48,13 +48,13 @@ def taken(state: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
     refuse(tmp_path, "memcg-tracepoint")
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "fentry"
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "kprobe"
     found = planned(tmp_path)["memcg-tracepoint"]
     assert (found.ok, found.detail) == (False, "the verifier refused memcg-tracepoint")
     assert found.remedy == "`outrace run --hooks memcg-tracepoint` tries it again"
     assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
     assert doctor.hook_plan([], tmp_path / "another")["rung"] == "memcg-tracepoint"
-    refuse(tmp_path, "fentry", "kprobe")
+    refuse(tmp_path, "kprobe")
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == charging.POLL
     # After a boot it is tried again.
     kept = json.loads((tmp_path / charging.REFUSED).read_text())
@@ -66,14 +66,14 @@ def test_after_a_hook_failed_while_it_ran_the_poller_is_taken_for_a_while(
     kernel: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Pinned or not; and what the kernel refused stays refused."""
-    refuse(tmp_path, "fentry")
+    refuse(tmp_path, "kprobe")
     charging.remember_failed(tmp_path, "memcg-tracepoint failed while it ran: cannot attach")
     kernel.setattr(loader, "pinned", lambda _: {"memcg-tracepoint": tmp_path})
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == charging.POLL
     found = planned(tmp_path)
     assert found["memcg-tracepoint"].detail == "memcg-tracepoint failed while it ran: cannot attach"
     assert "a start 10 minutes later, or `outrace run --hooks memcg-tracepoint`" in found["memcg-tracepoint"].remedy
-    assert found["fentry"].detail == "the verifier refused fentry"
+    assert found["kprobe"].detail == "the verifier refused kprobe"
     assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
     kernel.setattr(charging, "FAILED_NS", 0)
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
@@ -87,9 +87,7 @@ def test_a_note_of_hooks_that_is_none_is_passed_over(tmp_path: Path, text: str) 
     assert charging.failed(tmp_path) == "it failed"
 
 
-@pytest.mark.parametrize(
-    ("hook", "rung"), [("memcg-tracepoint", "memcg-tracepoint"), ("fentry", "fentry"), ("kprobe", None)]
-)
+@pytest.mark.parametrize(("hook", "rung"), [("memcg-tracepoint", "memcg-tracepoint"), ("kprobe", None)])
 def test_what_was_pinned_before_a_lockdown_is_used(
     kernel: pytest.MonkeyPatch, tmp_path: Path, hook: str, rung: str | None
 ) -> None:
@@ -112,12 +110,12 @@ def test_what_was_pinned_before_a_lockdown_is_used(
 def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
     missing = doctor.Check("bcc", False, "not installed", "apt-get install it", bpf=True)
     assert doctor.hook_plan([missing], tmp_path)["rung"] == charging.POLL
-    assert planned(tmp_path, missing)["fentry"].remedy == "apt-get install it"
-    kernel.setattr(loader, "pinned", lambda _: {"fentry": tmp_path})
-    assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
-    assert "pinned already" in planned(tmp_path, missing)["fentry"].detail
-    refuse(tmp_path, "fentry")  # refused before a user requested it by name, and it could be loaded
-    assert doctor.hook_plan([missing], tmp_path)["rung"] == "fentry"
+    assert planned(tmp_path, missing)["kprobe"].remedy == "apt-get install it"
+    kernel.setattr(loader, "pinned", lambda _: {"kprobe": tmp_path})
+    assert doctor.hook_plan([missing], tmp_path)["rung"] == "kprobe"
+    assert "pinned already" in planned(tmp_path, missing)["kprobe"].detail
+    refuse(tmp_path, "kprobe")  # refused before a user requested it by name, and it could be loaded
+    assert doctor.hook_plan([missing], tmp_path)["rung"] == "kprobe"
 
 
 @pytest.mark.kernel
@@ -171,17 +169,17 @@ def test_an_offset_that_is_missing_is_a_no_of_the_doctor(monkeypatch: pytest.Mon
 def test_trigger_kernel_is_refused_with_what_can_be_mended(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Linux 6.12 without bcc: the rung that it does not have at all is not what to mend."""
     before = [Offer("memcg-tracepoint", False, "no tracepoint", "run Linux 6.13 or newer")]
-    kernel.setattr(charging, "offered", lambda trying=True: [*before, *(Offer(n, True, n) for n in HOOKS[1:])])
+    kernel.setattr(charging, "offered", lambda: [*before, *(Offer(n, True, n) for n in HOOKS[1:])])
     missing = CannotError("no bcc", "apt-get install python3-bpfcc")
     kernel.setattr(hooks, "_load", lambda *_: (_ for _ in ()).throw(missing))
     config = RunConfig(state_dir=str(tmp_path), enforce=True, trigger="kernel")
     with pytest.raises(CannotError) as caught:
         hooks.take(config)
-    assert caught.value.message == "--trigger kernel needs a BPF program: fentry: no bcc; kprobe: no bcc"
+    assert caught.value.message == "--trigger kernel needs a BPF program: kprobe: no bcc"
     assert caught.value.remedy == "apt-get install python3-bpfcc"
     # Where nothing was there to be tried, all of them are listed.
-    kernel.setattr(charging, "offered", lambda trying=True: [Offer(n, False, f"no {n}", f"get {n}") for n in HOOKS])
+    kernel.setattr(charging, "offered", lambda: [Offer(n, False, f"no {n}", f"get {n}") for n in HOOKS])
     with pytest.raises(CannotError) as caught:
         hooks.take(config)
-    assert "memcg-tracepoint: no memcg-tracepoint; fentry: no fentry; kprobe: no kprobe" in caught.value.message
-    assert caught.value.remedy == "get memcg-tracepoint; or get fentry; or get kprobe"
+    assert "memcg-tracepoint: no memcg-tracepoint; kprobe: no kprobe" in caught.value.message
+    assert caught.value.remedy == "get memcg-tracepoint; or get kprobe"

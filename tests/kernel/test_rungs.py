@@ -55,8 +55,8 @@ def test_what_is_offered_and_best_first(
 def test_a_bench_refuses_hooks_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_race, "bpf_offers", lambda: NO_BPF)
     bench_race._check_offered(("poll",))
-    with pytest.raises(CannotError, match=r"--hooks fentry: bpf\(2\) is refused; give it CAP_BPF"):
-        bench_race._check_offered(("poll", "fentry"))
+    with pytest.raises(CannotError, match=r"--hooks kprobe: bpf\(2\) is refused; give it CAP_BPF"):
+        bench_race._check_offered(("poll", "kprobe"))
 
 
 #: What a hook on charges promises less of than `poll`: things that are never charged, by docs/hooks.md.
