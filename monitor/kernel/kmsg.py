@@ -99,7 +99,10 @@ def line_of(record: bytes) -> tuple[int, str]:
 
 def parse(record: bytes) -> Killed | Constraint | Invoked | None:
     """One record of /dev/kmsg; None if it is not about an OOM kill."""
-    ts_ns, text = line_of(record)
+    return _parsed(*line_of(record))
+
+
+def _parsed(ts_ns: int, text: str) -> Killed | Constraint | Invoked | None:
     # A cgroup's name is free text: ",task_memcg=/another" within a name makes the line name two.
     if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
         return None
@@ -175,6 +178,7 @@ class _Report:
     invoker_comm: str = ""
     usage: int = 0
     limit: int = 0
+    constraint: Constraint | None = None
 
 
 class LoggedKill(NamedTuple):
@@ -192,25 +196,22 @@ class OomLog:
         self._hierarchy = hierarchy
         self._index = index
         self._report = _Report()
-        self._constraint: Constraint | None = None
-        #: Of the last kill, which those of its group share: its report, where, and (the group's cgroup, when).
-        self._last: tuple[_Report, Constraint | None] = (self._report, None)
+        #: Of the last kill, which those of its group share: its report, and (the group's cgroup, when).
+        self._last = self._report
         self._group: tuple[Path, int] | None = None
         self._victims: dict[int, int] = {}  # pid -> the log's time
 
     def feed(self, record: bytes) -> LoggedKill | None:
         """Take in one record of /dev/kmsg; the kill when it is complete."""
-        line = parse(record)
+        ts_ns, text = line_of(record)
+        line = _parsed(ts_ns, text)
         if isinstance(line, Killed):
             return self._killed(line)
         if isinstance(line, Constraint):
-            self._constraint = line
-            return None
-        if isinstance(line, Invoked):
-            self._report, self._constraint = _Report(invoker_comm=line.comm), None
-            return None
-        ts_ns, text = line_of(record)
-        if found := _WHERE.match(text):
+            self._report.constraint = line
+        elif isinstance(line, Invoked):
+            self._report = _Report(invoker_comm=line.comm)
+        elif found := _WHERE.match(text):
             if self._report.invoker_comm and not self._report.invoker_pid:
                 self._report.invoker_pid = int(found[1])
         elif found := _LIMIT.match(text):
@@ -223,7 +224,7 @@ class OomLog:
 
     def forget(self) -> None:
         """No process was killed in the end, or lines were lost: no later kill belongs to the lines so far."""
-        self._report, self._constraint, self._group = _Report(), None, None
+        self._report, self._group = _Report(), None
 
     def _killed(self, line: Killed) -> LoggedKill | None:
         self._victims = {pid: at for pid, at in self._victims.items() if line.ts_ns - at < _AGAIN_NS}
@@ -264,19 +265,16 @@ class OomLog:
 
     def _reported(self, line: Killed) -> tuple[_Report, Path | None, Path | None]:
         """The report that a kill belongs to; the cgroups of the victim and of the limit that was hit."""
-        constraint = self._constraint
-        task, limit = self._cgroups(line, constraint)
-        if self._is_member(line, task):
-            report, constraint = self._last
-            return report, *self._cgroups(line, constraint)
-        if constraint is not None and constraint.pid != line.pid:  # a report that came to nothing
-            self.forget()
-            constraint = None
-            task, limit = self._cgroups(line, None)
         report = self._report
+        task, limit = self._cgroups(line, report.constraint)
+        if self._is_member(line, task):
+            return self._last, *self._cgroups(line, self._last.constraint)
+        if report.constraint is not None and report.constraint.pid != line.pid:  # a report that came to nothing
+            report = _Report()
+            task, limit = self._cgroups(line, None)
         # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
         self.forget()
-        self._last = report, constraint
+        self._last = report
         return report, task, limit
 
     def _is_member(self, line: Killed, task: Path | None) -> bool:
