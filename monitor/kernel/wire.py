@@ -6,6 +6,7 @@ import mmap
 import re
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 #: si_code of a signal that the kernel itself sent: the OOM killer, or a BPF program.
 SI_KERNEL = 128
@@ -15,6 +16,14 @@ PAGE = mmap.PAGESIZE
 EVENT = struct.Struct("=QQQqqQqIIIIII")
 #: struct oom_event
 OOM = struct.Struct("=QQQQQQqqQqqqqQIIIIIIIiiI16s16s")
+#: ... as the fields of `OomEvent`, and its flags.
+_OOM_FIELDS = (
+    *("ts_ns", "victim_cgroup", "invoker_cgroup", "oom_cgroup", "oom_usage", "oom_limit", "oom_inactive_file"),
+    *("oom_active_file", "total_vm", "anon_rss", "file_rss", "shmem_rss", "swap", "pgtables", "kind", "flags"),
+    *("victim_pid", "victim_tid", "invoker_pid", "invoker_tid", "uid", "oom_score_adj", "si_code", "domain"),
+    *("victim_comm", "invoker_comm"),
+)
+_IN_PAGES = _OOM_FIELDS[4:13]  # usage to swap
 #: struct proc_event
 PROC = struct.Struct("=QQIIII")
 #: struct victim
@@ -81,38 +90,14 @@ class OomEvent:
     @classmethod
     def decode(cls, data: bytes) -> OomEvent:
         """Raises struct.error (too short) or KeyError (unknown kind)."""
-        (ts, victim_cgroup, invoker_cgroup, oom_cgroup, usage, limit, inactive, active, total_vm, anon, file, shmem,
-         swap, pgtables, kind, flags, tgid, tid, invoker_tgid, invoker_tid, uid, adj, code, domain, comm, invoker_comm,
-         ) = OOM.unpack_from(data)  # fmt: skip
-        return cls(
-            kind="left" if flags & OOM_BY_ITSELF else _OOM_KINDS[kind],
-            ts_ns=ts,
-            victim_pid=tgid,
-            victim_tid=tid,
-            victim_comm=_comm(comm),
-            victim_cgroup=victim_cgroup,
-            domain=domain - 1 if domain else None,
-            uid=uid,
-            oom_score_adj=adj,
-            anon_rss=anon * PAGE,
-            file_rss=file * PAGE,
-            shmem_rss=shmem * PAGE,
-            swap=swap * PAGE,
-            total_vm=total_vm * PAGE,
-            pgtables=pgtables,
-            invoker_pid=invoker_tgid,
-            invoker_tid=invoker_tid,
-            invoker_comm=_comm(invoker_comm),
-            invoker_cgroup=invoker_cgroup,
-            oom_cgroup=oom_cgroup,
-            oom_usage=usage * PAGE,
-            oom_limit=limit * PAGE,
-            oom_inactive_file=inactive * PAGE if inactive >= 0 else None,
-            oom_active_file=active * PAGE if active >= 0 else None,
-            memsw=bool(flags & OOM_MEMSW),
-            exiting=bool(flags & OOM_EXITING),
-            si_code=code,
-        )
+        values: dict[str, Any] = dict(zip(_OOM_FIELDS, OOM.unpack_from(data), strict=True))
+        flags, kind = values.pop("flags"), _OOM_KINDS[values["kind"]]
+        values |= {name: values[name] * PAGE for name in _IN_PAGES}
+        values |= {name: None for name in ("oom_inactive_file", "oom_active_file") if values[name] < 0}
+        values |= {name: _comm(values[name]) for name in ("victim_comm", "invoker_comm")}
+        values["kind"] = "left" if flags & OOM_BY_ITSELF else kind
+        values["domain"] = values["domain"] - 1 if values["domain"] else None
+        return cls(**values, memsw=bool(flags & OOM_MEMSW), exiting=bool(flags & OOM_EXITING))
 
 
 @dataclass(frozen=True, slots=True)
