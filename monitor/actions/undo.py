@@ -49,10 +49,7 @@ class Undone(NamedTuple):
 
 
 def undoing(
-    hierarchy: cgroupfs.Hierarchy,
-    on_problem: OnProblem,
-    ended: Collection[str] = (),
-    roles: Collection[str] = ROLES,
+    hierarchy: cgroupfs.Hierarchy, on_problem: OnProblem, ended: Collection[str] = (), roles: Collection[str] = ROLES
 ) -> Iterator[Undone]:
     """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended; a note
     whose process is seen to live stays: a state dir in a container has the same path. ``roles``: only these. Raises
@@ -78,10 +75,7 @@ def undo(hierarchy: cgroupfs.Hierarchy, on_problem: OnProblem, ended: Collection
 
 
 def undo_left(
-    state_dirs: Iterable[Path],
-    log: Logger,
-    hierarchy: cgroupfs.Hierarchy | None = None,
-    roles: Collection[str] = ROLES,
+    state_dirs: Iterable[Path], log: Logger, hierarchy: cgroupfs.Hierarchy | None = None, roles: Collection[str] = ROLES
 ) -> list[Undone]:
     """`undo`, with the processes on these state dirs known to have ended; logged. Raises nothing."""
     found = list[Undone]()

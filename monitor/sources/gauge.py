@@ -48,11 +48,7 @@ class Gauge:
     """The watched domains and what is available in them."""
 
     def __init__(
-        self,
-        source: MemorySource,
-        config: RunConfig,
-        thresholds: tuple[Threshold, ...],
-        outbox: Outbox,
+        self, source: MemorySource, config: RunConfig, thresholds: tuple[Threshold, ...], outbox: Outbox
     ) -> None:
         self.table = source.table
         self.table.reset()
