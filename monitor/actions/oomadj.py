@@ -148,7 +148,7 @@ class OomScores:
         """A process appeared in the pod with this cgroup id (a fork, an exec, or moved in)."""
         uid = self._by_cgroup.get(cgroup_id)
         if uid is not None:
-            self._look_at(pid, uid)
+            self._appeared(pid, uid)
 
     def on_foreign_process(self, pid: int) -> None:
         """A process appeared somewhere on the machine (the process connector does not say where)."""
@@ -156,9 +156,9 @@ class OomScores:
             path = process.memory_cgroup(self.hierarchy)
         uid = next((uid for uid, pod in self._pods.items() if path and path.is_relative_to(pod.found.cgroup)), None)
         if uid is not None:
-            self._look_at(pid, uid)
+            self._appeared(pid, uid)
 
-    def _look_at(self, pid: int, uid: str) -> None:
+    def _appeared(self, pid: int, uid: str) -> None:
         if self._notes is not None:
             self._check(self._pods[uid], pid)
         else:
