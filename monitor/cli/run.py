@@ -218,8 +218,9 @@ def bind(host: str, port: int) -> socket.socket:
         why = error.strerror if isinstance(error, socket.gaierror) else "not the name of a host"
         raise MonitorError(f"--listen {host}:{port}: {why}", "name an address of this machine") from None
     family, *_, address = found[0]
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # [::] answers IPv4 too
     try:
-        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=family == socket.AF_INET6)
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         raised = InUseError if error.errno == errno.EADDRINUSE else MonitorError
         remedy = f"stop what has it (ss -tlnp 'sport = {port}'), or name another with --listen HOST:PORT"
