@@ -26,7 +26,7 @@ from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_fil
 _WIDTH = 120
 
 
-class Moment(click.ParamType):
+class Moment(click.ParamType[float]):
     """Unix seconds of how long ago (`90s`, `1h30m`, `2d`), or of a time in ISO 8601 (without an offset: local time)."""
 
     name = "moment"
