@@ -25,7 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 from monitor import __version__
 from monitor.kernel.sched import hurry
-from monitor.kube.backoff import BackOff
+from monitor.kube.retry import BackOff
 from monitor.settings.values import ALERTMANAGER_PATH
 from monitor.side.alerts.queue import RESOLVED, Change, Outbox
 from monitor.side.alerts.rules import Alert, rfc3339
