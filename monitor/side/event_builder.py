@@ -16,7 +16,6 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import Reading
 from monitor.link import messages
-from monitor.link.clock import WallClock
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
 from monitor.race import episode
@@ -28,6 +27,7 @@ from monitor.race.joining import PRESSURE, STALL
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
 from monitor.side.holds import FOR_MEMORY, HoldRation, Holds
+from monitor.side.judge import WallClock
 from monitor.side.node_state import Figures, NodeState, label
 from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
 

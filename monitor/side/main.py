@@ -51,8 +51,7 @@ from monitor.side.holds import Holds
 from monitor.side.left_changes import LeftChanges, wait_for_next_s
 from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
-from monitor.side.pod_sync import PodSync
-from monitor.side.pod_watch import PodWatch
+from monitor.side.pod_watch import PodSync, PodWatch
 from monitor.side.process_watch import ProcessWatch
 from monitor.side.reload import Reloader
 from monitor.side.worker import Worker

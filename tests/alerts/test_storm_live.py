@@ -12,8 +12,8 @@ import pytest
 from monitor.kernel.sched import HURRIED, hurry, take_time
 from monitor.lab.child import Child
 from monitor.lab.node import MIB, LabNode
-from monitor.link.clock import wall_offset_ns
 from monitor.side.alerts.rules import OWN_LIMIT
+from monitor.side.judge import wall_offset_ns
 from tests import live
 from tests.kube.fake_http import Asked, FakeServer, Reply
 

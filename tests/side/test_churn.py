@@ -22,7 +22,7 @@ from monitor.settings.config import RunConfig
 from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder, Sampler
-from monitor.side.pod_sync import PodSync
+from monitor.side.pod_watch import PodSync
 from monitor.side.races import Races
 from tests.filesystems import nested
 from tests.log_lines import LogLines, ignored
