@@ -23,7 +23,7 @@ from monitor.link import channel
 from monitor.link.heartbeat import HeartbeatWatch
 from monitor.link.outbox import Outbox
 from monitor.link.upgrade import CODE, MINE
-from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, SIDE, STATS_FD
+from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, SIDE, STATS_FD
 
 #: How long a helper that is to end may take to store what it knows (8 s for incidents, 2 s for each other thing).
 _STOP_S = 20.0
@@ -31,15 +31,12 @@ _STOP_S = 20.0
 #: three, up to `_MOST_NS`.
 _BACKOFF_NS, _STEADY_NS, _MOST_NS = 2_000_000_000, 10_000_000_000, 60_000_000_000
 _QUICK = 3
-#: Channels kept of sides that died before they read everything.
-_MOST_LEFT = 4
 
 
 class Side:
     """The child: its socket, its pidfd, and when it may be started again.
 
-    What is sent while there is none waits in the channel of the next one, and what one has not read when it dies is
-    given to the next as well: both ends of a channel are kept here.
+    What is sent while there is none waits in the channel of the next one: both ends of it are kept here.
     """
 
     def __init__(self, config_fd: int, stats_fd: int, listen_fd: int) -> None:
@@ -51,7 +48,6 @@ class Side:
         self._listen_fd = listen_fd
         self.sock: socket.socket | None = None
         self._end: socket.socket | None = None  # the helper's end of it
-        self._left: list[socket.socket] = []  # the ends of those that died, with what they had not read
         self.pid = 0
         self.pidfd = -1
         self.next_start_ns = 0
@@ -73,9 +69,7 @@ class Side:
         )
         env[HEARTBEAT_FD] = str(self.timer.fileno())
         env[CODE] = MINE
-        env[LEFT_FDS] = " ".join(str(left.fileno()) for left in self._left)
         fds = [self._config_fd, self._stats_fd, self._listen_fd, self.timer.fileno(), self._end.fileno()]
-        fds += [left.fileno() for left in self._left]
         for fd in fds:
             os.set_inheritable(fd, True)
         try:
@@ -128,22 +122,9 @@ class Side:
                 del self._leaving[pidfd]
                 os.close(pidfd)
 
-    def forget_read(self) -> None:
-        """Close the channels of dead ones that were read to the end."""
-        for left in [left for left in self._left if channel.is_read(left)]:
-            self._left.remove(left)
-            left.close()
-
     def _lost(self) -> None:
-        """It is gone, or as good as: keep what it did not read, and plan the next one."""
-        if self.sock is not None:
-            self.sock.close()
-        if self._end is not None:
-            self._left.append(self._end)
-        self.sock = self._end = None
-        for old in self._left[:-_MOST_LEFT]:
-            self._left.remove(old)
-            old.close()
+        """It is gone, or as good as: plan the next one."""
+        self._close_channel()
         try:
             self._open_channel()
         except OSError as error:  # no descriptor now: tried again when the next one is started
@@ -198,8 +179,6 @@ class Side:
             self._kill_unless_ended(timeout_s)
             self.reap()
         self._close_channel()
-        while self._left:
-            self._left.pop().close()
 
     def _close_channel(self) -> None:
         for end in (self.sock, self._end):
@@ -272,7 +251,6 @@ class SideRestarts:
 
     def _look(self, now_ns: int) -> None:
         """Kill a helper that hangs."""
-        self._side.forget_read()
         why = self._heartbeat.look(now_ns, self._side.pid)
         if why:
             self._outbox.stats.add("side_hangs")

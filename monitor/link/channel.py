@@ -118,31 +118,3 @@ def drain(sock: socket.socket, limit: int = 64) -> Iterator[Message | Bad | None
         yield message
         if message is None:
             return
-
-
-def leftover(sock: socket.socket) -> Iterator[Message | Bad]:
-    """The messages in a channel whose other end is closed, to the last. Never waits."""
-    resets = 0
-    while resets < 2:
-        try:
-            packet = sock.recv(MAX_PACKET, socket.MSG_DONTWAIT)
-        except ConnectionError:  # reported once, before what waits: the other end had not read everything either
-            resets += 1
-            continue
-        except BlockingIOError:
-            return
-        if not packet:
-            return
-        yield decode(packet)
-
-
-def is_read(sock: socket.socket) -> bool:
-    """Whether nothing waits to be read in a channel whose other end is closed. Never waits."""
-    for _ in range(2):
-        try:
-            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            continue  # a reset, reported once
-    return False

@@ -1,7 +1,7 @@
 """What the hot process sends to the helper, without waiting; what a dead helper had not stored, the next one gets.
 
-A helper that is killed loses the open episode and what waited for the disk; the next one reads only log lines and
-samples from the old socket. The kernel's record of an OOM kill has been read by then, and would be lost.
+A helper that is killed loses the open episode, what waited for the disk, and what it had not read. The kernel's record
+of an OOM kill has been read by then, and would be lost.
 """
 
 from __future__ import annotations

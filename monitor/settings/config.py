@@ -27,8 +27,6 @@ CHANNEL_FD = "OUTRACE_CHANNEL_FD"
 STATS_FD = "OUTRACE_STATS_FD"
 #: The timer that the side winds up.
 HEARTBEAT_FD = "OUTRACE_HEARTBEAT_FD"
-#: The side's ends of channels to sides that died before they read everything.
-LEFT_FDS = "OUTRACE_LEFT_FDS"
 #: Pid of a side process already started, and the descriptors of both ends of its channel and of its timer.
 SIDE = "OUTRACE_SIDE"
 

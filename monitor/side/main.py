@@ -37,12 +37,12 @@ from monitor.kernel.timer import Timer
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
-from monitor.link.messages import Bad, Flight, LogLine, Message
+from monitor.link.messages import Bad, Message
 from monitor.link.upgrade import refuse_other_code
 from monitor.pods.model import Ends
 from monitor.pods.source import open_for
 from monitor.pods.spec import CLUSTER, check_spec
-from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, LEFT_FDS, STATS_FD, RunConfig
+from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.garbage import Garbage
@@ -69,9 +69,6 @@ _RESEND_S = 1.0
 _FIRST_LOOK_S = 2.0
 #: Pause between two tries to write to a state dir that is full or read-only.
 _RETRY_S = 5.0
-#: Messages that are of use although a helper that died got them: events, not states. (The hot process sends messages
-#: about races again.)
-_OF_INCIDENTS = (LogLine, Flight)
 #: Messages taken from the channel before the other descriptors have their turn.
 _BATCH = 64
 #: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
@@ -155,7 +152,6 @@ class Side:
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
         garbage = Garbage()
-        self._read_left_messages()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         self.heartbeat.enter(TURNING)
@@ -212,15 +208,6 @@ class Side:
         deadline = time.monotonic() + _FIRST_LOOK_S
         while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.heartbeat.ping()
-
-    def _read_left_messages(self) -> None:
-        """Messages to a helper that died before it read them: only those of events, because a state is out of date."""
-        for fd in map(int, os.environ.pop(LEFT_FDS, "").split()):
-            with socket.socket(fileno=fd) as left:
-                for message in channel.leftover(left):
-                    self.heartbeat.ping()
-                    if isinstance(message, _OF_INCIDENTS):
-                        self._handle(message)
 
     def _wait(self) -> set[int]:
         """The descriptors that are ready; none when something is due without an event. A heartbeat is no turn: that
