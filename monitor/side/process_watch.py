@@ -237,10 +237,10 @@ def _may(found: FoundPod) -> bool:
 
 
 # Pods that cause more records than the programs' budget allows (bpf/memcg.h: afford()). The programs only count what
-# is beyond the budget, per watched cgroup. While a pod has such processes, the helper looks for them here, and one line
-# in ten seconds names the pod and how many records of each kind were withheld.
-#: How often the pods are looked at once records came, and how often one of them is logged.
-LOOK_NS, LOG_INTERVAL_NS = 1_000_000_000, 10_000_000_000
+# is beyond the budget, per watched cgroup. While a pod has such processes, the helper looks for them here, and a line
+# of the log names the pod and how many records of each kind were withheld.
+#: How often the pods are looked at once records came.
+LOOK_NS = 1_000_000_000
 
 
 @dataclass
@@ -256,8 +256,6 @@ class OverBudget:
     def __post_init__(self) -> None:
         self._due_ns: int | None = None
         self._seen: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
-        # uid -> when it was last logged, and what it had then
-        self._reported: dict[str, tuple[int, dict[str, int]]] = {}
 
     def records_came(self) -> None:
         """Records of processes or kills came: more may have been withheld."""
@@ -283,34 +281,16 @@ class OverBudget:
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}
         for uid, found in self.node.pods.items():
-            counted = self.figures.over(found)
-            if not any(counted.values()):
-                continue
-            self._seen[uid] = counted
-            old = before.get(uid, {})
-            if counted.get("processes", 0) > old.get("processes", 0):
+            counted, old = self.figures.over(found), before.get(uid, {})
+            if any(counted.values()):
+                self._seen[uid] = counted
+            fresh = {what: n - old.get(what, 0) for what, n in counted.items() if n > old.get(what, 0)}
+            if "processes" in fresh:
                 self.look_for(uid)
-            if counted != old:
+            if fresh:
                 self._due_ns = now + LOOK_NS
-            if not self._report(uid, found, counted, now):
-                self._due_ns = now + LOOK_NS  # later
-        for uid in self._reported.keys() - self._seen.keys():
-            del self._reported[uid]
-
-    def _report(self, uid: str, found: FoundPod, counted: dict[str, int], now_ns: int) -> bool:
-        """Log new counts, at most once in `LOG_INTERVAL_NS`. Returns whether everything is logged."""
-        since_ns, before = self._reported.get(uid, (None, {}))
-        fresh = {what: n - before.get(what, 0) for what, n in counted.items() if n > before.get(what, 0)}
-        if not fresh:
-            self._reported[uid] = (since_ns or now_ns, counted)  # they begin anew where its cgroup was made anew
-            return True
-        if since_ns is not None and now_ns - since_ns < LOG_INTERVAL_NS:
-            return False
-        self._reported[uid] = (now_ns, counted)
-        self.log(
-            "warning", "a pod causes more events than are looked at one by one", pod=label(found.pod), uid=uid, **fresh
-        )
-        return True
+                text = "a pod causes more events than are looked at one by one"
+                self.log.budget("warning", text, pod=label(found.pod), uid=uid, **fresh)
 
 
 #: Near a threshold the processes of the first pod are looked at this often; of one that became first, a second after

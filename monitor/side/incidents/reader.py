@@ -21,6 +21,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -287,6 +288,7 @@ class UnknownIncident(MonitorError):
     """No incident, or more than one, has this id."""
 
 
+@dataclass(eq=False)
 class IncidentReader:
     """Answers questions about the file ``path``, which need not exist. All of them may block.
 
@@ -294,10 +296,10 @@ class IncidentReader:
     in a file that otherwise can are left out of the answer and counted in ``unreadable``.
     """
 
-    def __init__(self, path: Path, *, wait_s: float = WAIT_S) -> None:
-        self.path = path
-        self.wait_s = wait_s
-        self.unreadable = 0
+    path: Path
+    _: KW_ONLY
+    wait_s: float = WAIT_S
+    unreadable: int = 0
 
     def list(
         self,

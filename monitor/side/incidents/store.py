@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ def steady_clock(wall: Callable[[], float] = time.time, boot: Callable[[], float
     return lambda: since + boot()
 
 
+@dataclass(eq=False)
 class IncidentStore(IncidentReader):
     """Writes incidents to ``path``, from one thread. Every method may block and raise OSError.
 
@@ -68,27 +70,20 @@ class IncidentStore(IncidentReader):
     did not); ``stored`` incidents (None before the file was looked at); ``lost`` incidents, refused for good.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        max_age_s: float = MAX_AGE_S,
-        max_bytes: int = MAX_BYTES,
-        keep: int = KEEP,
-        log: Log | None = None,
-        wait_s: float = WAIT_S,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        super().__init__(path, wait_s=wait_s)
-        self.max_age_s, self.keep = max_age_s, keep
+    wait_s: float = WAIT_S
+    max_age_s: float = MAX_AGE_S
+    max_bytes: int = MAX_BYTES
+    keep: int = KEEP
+    log: Log = field(default_factory=Log)
+    clock: Callable[[], float] = field(default_factory=steady_clock)
+
+    def __post_init__(self) -> None:
         # A quarter is for SQLite's journal, and the file grows by one incident before others go.
-        self._largest = max_bytes // 16
-        self._file_bytes = max_bytes - max_bytes // 4 - self._largest
+        self._largest = self.max_bytes // 16
+        self._file_bytes = self.max_bytes - self.max_bytes // 4 - self._largest
         self.problem = ""
         self.stored: int | None = None
         self.lost = 0
-        self._log = log if log is not None else Log()
-        self._clock = clock or steady_clock()
         self._checked = False
 
     def record(self, incident: Mapping[str, Any]) -> None:
@@ -99,7 +94,7 @@ class IncidentStore(IncidentReader):
         except MonitorError as error:
             self.lost += 1
             if str(error) != before:
-                self._log.error("an incident was not stored", incident=incident.get("id"), problem=str(error))
+                self.log.error("an incident was not stored", incident=incident.get("id"), problem=str(error))
 
     def add(self, incident: Mapping[str, Any]) -> None:
         """Store an incident, or a later version of one; where they do not fit, others are deleted (`_make_room`).
@@ -139,11 +134,11 @@ class IncidentStore(IncidentReader):
             with transaction(connection):
                 # Never before what was stored last: a clock that was behind then must not make an incident old.
                 (last,) = connection.execute("SELECT max(stored) FROM incidents").fetchone()
-                upsert(connection, row | {"stored": max(self._clock(), last or 0.0)})
+                upsert(connection, row | {"stored": max(self.clock(), last or 0.0)})
                 self._make_room(connection, row["id"])
             old = f"SELECT seq FROM incidents WHERE stored < ? LIMIT {_BATCH}"
             while connection.execute(
-                f"DELETE FROM incidents WHERE seq IN ({old})", (self._clock() - self.max_age_s,)
+                f"DELETE FROM incidents WHERE seq IN ({old})", (self.clock() - self.max_age_s,)
             ).rowcount:
                 pass
             self.stored = number(connection, "SELECT count(*) FROM incidents")
@@ -163,7 +158,7 @@ class IncidentStore(IncidentReader):
 
     def _rename_damaged(self, reason: Exception) -> None:
         """Give the damaged file another name, the newest `KEEP_DAMAGED` of which are kept."""
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._clock()))
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.clock()))
         aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
         # The file last: killed before that, it is found damaged again, and its journal is never the new file's.
         for suffix in ("-wal", "-shm", "-journal", ""):
@@ -172,7 +167,7 @@ class IncidentStore(IncidentReader):
         for old in damaged_files(self.path)[:-KEEP_DAMAGED]:
             for suffix in ("-wal", "-shm", "-journal", ""):
                 Path(f"{old}{suffix}").unlink(missing_ok=True)
-        self._log.error(
+        self.log.error(
             "the incident store is damaged; it is renamed and a new one begun",
             path=str(self.path),
             renamed=str(aside),
