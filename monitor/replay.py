@@ -69,7 +69,6 @@ class Replayed:
     clocks: list[tuple[int, int]] = field(default_factory=list)  # since when: Unix time less the time of the records
 
     def differs(self, what: str, number: int, recorded: object, replayed: object) -> None:
-        """Something came out otherwise than recorded."""
         self.different += 1
         if len(self.differences) < _SHOWN:
             self.differences.append({"what": what, "record": number, "recorded": recorded, "replayed": replayed})
@@ -180,13 +179,11 @@ class Passes:
         self._check("kept", number, recorded.kept, answer == HELD)
 
     def _look(self, recorded: HoldLook, number: int) -> None:
-        """A look from which something followed for pods that are held."""
         rules, before = hold.Rules(*recorded.rules), hold_of(recorded.before)
         state, steps = hold.advance(rules, before, look_of(recorded.look))
         self._check("hold", number, [recorded.after, recorded.steps], [state._asdict(), steps._asdict()])
 
     def _limit(self, recorded: Limit, number: int) -> None:
-        """A pod over a limit of its own."""
         about = decisions.for_limit(self._config, recorded.message)
         decision = self._decide(about, (recorded.pod, recorded.name), recorded.decided_ns, recorded.fired)
         self._check("decision", number, recorded.decision, decision)
@@ -225,7 +222,6 @@ class Races:
         self._last_ns = self._number = 0  # of the last event
 
     def lose(self) -> None:
-        """Something is missing: go on, until a state says how it really is."""
         self._resume = True
 
     def take(self, value: Mapping[str, Any], number: int) -> None:
@@ -243,7 +239,6 @@ class Races:
         self._judge(over)
 
     def resume(self, value: Mapping[str, Any], number: int) -> None:
-        """The reducer's state at this moment."""
         state = episode.State.from_json(value)
         if self._known and not self._resume and state != self._state:
             self._found.differs("state of the races", number, None, None)

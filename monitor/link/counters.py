@@ -142,7 +142,6 @@ class SharedStats:
         return self._view[_SLOTS[name]]
 
     def observe_us(self, name: str, microseconds: int) -> None:
-        """Count one latency of ``microseconds`` in histogram ``name``."""
         base = _HIST_BASE[name]
         self._view[base + bisect_left(LATENCY_BUCKETS_US, microseconds)] += 1
         self._view[base + _HIST_WIDTH - 1] += max(0, microseconds)

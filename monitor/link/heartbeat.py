@@ -85,7 +85,6 @@ class HeartbeatWatch:
         self._first: tuple[int, Evidence] | None = None  # of the evidence on this missed ping
 
     def begin(self, now_ns: int) -> None:
-        """There is a new side."""
         self._began_ns, self.next_ns = now_ns, None
         self._ping_ns, self._cpu_ns, self._first = -1, 0, None
         self._stats.set("side_heartbeat_ns", 0)
@@ -128,8 +127,6 @@ class HeartbeatWatch:
 
 
 class Heartbeat:
-    """The side's part."""
-
     def __init__(self, stats: SharedStats, timer: Timer) -> None:
         self._stats = stats
         self._timer = timer

@@ -74,7 +74,6 @@ class Sampler:
     _still: dict[int, tuple[Reading, int]] = field(default_factory=dict)  # cgroup id -> its last sample, when that was
 
     def sample(self, now_ns: int) -> None:
-        """Read the node, kubepods and every pod."""
         self._sampled_ns = now_ns
         since_ns = now_ns - _KEPT_NS
         fresh = (i for i, one in enumerate(self.samples) if one.ts_ns >= since_ns)  # the hot process's may come late
@@ -102,7 +101,6 @@ class Sampler:
         return bool(self.figures.stats.get("armed"))
 
     def due_ns(self) -> int:
-        """When to `sample` next."""
         return self._sampled_ns + (SAMPLE_NEAR_NS if self._armed else SAMPLE_FAR_NS)
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
@@ -249,7 +247,6 @@ class EventBuilder:
         return bool(self._state.waiting) or any(not o.key.startswith(STALL) for o in self._state.open)
 
     def handle(self, message: messages.Message | messages.Bad) -> None:
-        """Handle one message of the hot process; ignores those that do not matter here."""
         handler = self._handlers.get(type(message))
         if handler is not None:
             now = self.now()
@@ -277,7 +274,6 @@ class EventBuilder:
             self.confirmation.known(at, self._names.of_cgroup(at).path)
 
     def due_s(self) -> float:
-        """Seconds until `turn` has something to do."""
         now = self.now()
         due = self._sampler.due_ns()
         if self.open:
@@ -301,7 +297,6 @@ class EventBuilder:
         return list(self._sampler.samples), list(self._watched.values())
 
     def end(self) -> None:
-        """No more messages: judge the open episodes as they stand."""
         self.feed(ev.End(self.now()))
 
     def turn(self) -> bool:
@@ -328,7 +323,6 @@ class EventBuilder:
         return sampled
 
     def _judge_ongoing(self) -> None:
-        """Hand over the open episodes to be judged as they stand."""
         self._urgent_ns = None
         since, self._judged_ns = self._judged_ns, self._state.latest_ns
         for one in episode.ongoing(self._state, since):  # those in which anything happened since
@@ -350,7 +344,6 @@ class EventBuilder:
     # messages of the hot process
 
     def _on_suspended(self, message: messages.Suspended) -> None:
-        """Evictions are suspended, because they would not help."""
         self.feed(ranked(message.ts_ns, message.order))
         about = {"hard": message.kind == "hard", "pod": message.victim, "pod_name": message.name}
         about |= {"pods": message.pods_bytes, "outside": message.outside_bytes}

@@ -154,7 +154,6 @@ class Holds:
 
 
 def _logged(message: PodHeld | PodReleased, left_out: int, **more: int) -> dict[str, Any]:
-    """The fields of the log's line."""
     fields = {key: value for key, value in message._asdict().items() if key not in _NOT_LOGGED}
     fields |= {"id": message.hold, "uid": message.pod, "pod": message.pod_name, **more}
     return fields | {"left_out": left_out} if left_out else fields
@@ -182,7 +181,6 @@ class SoftBrakes:
         self._worker.submit(lambda: self._soften(message))
 
     def ended(self, message: PodReleased) -> None:
-        """A pod is not held any more."""
         self._worker.submit(lambda: self._harden(message.pod))
 
     def close(self, timeout_s: float) -> None:

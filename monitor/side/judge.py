@@ -64,7 +64,6 @@ class Latest(Generic[T]):
             return provisional is not None
 
     def waiting(self) -> tuple[Hashable, ...]:
-        """The keys of what waits."""
         with self._lock:
             return tuple(self._waiting)
 
@@ -111,7 +110,6 @@ class Judge:
         self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
 
     def take_config(self, config: RunConfig) -> None:
-        """Compare with a kubelet of these thresholds from now on."""
         self._config = config.pass_config()
 
     def submit(self, found: Episode, final: bool) -> None:
@@ -138,7 +136,6 @@ class Judge:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was submitted is stored."""
         return self._worker.idle and self._files.idle and self._unstored is None
 
     @property

@@ -83,8 +83,6 @@ _SEND_TIMEOUT_S = 2
 
 
 class Side:
-    """The state of the helper process and its main loop."""
-
     # From `run` on, when the hot process knows its pods.
     races: Races
     messages: MessageHandler
@@ -161,7 +159,6 @@ class Side:
             garbage.turn(not self.races.event_builder.open)
 
     def _turn(self, ready: set[int]) -> None:
-        """What these descriptors have, and what is due."""
         self.health.turns += 1
         if self.sock.fileno() in ready:
             self._read_channel()
@@ -204,7 +201,6 @@ class Side:
         self.daemon_socket.open()
 
     def _wait_for_pods(self) -> None:
-        """Wait for the first list of the pods, but not for ever."""
         deadline = time.monotonic() + _FIRST_LOOK_S
         while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.heartbeat.ping()

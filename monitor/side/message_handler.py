@@ -161,7 +161,6 @@ class MessageHandler:
         self.node.takers = ()
 
     def _on_suspended(self, message: Suspended) -> None:
-        """Evictions are suspended, or their reason has changed."""
         fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
         self.log.warning("evictions are suspended: they would not help", kubelet_would_evict=message.name, **fields)
         self._takers.submit(self._look_for_takers)
@@ -282,7 +281,6 @@ class MessageHandler:
             self._reclaimer.submit(lambda: self._give_back(found))
 
     def _on_ask_lives(self, message: messages.AskLives) -> None:
-        """Others killed a process of a pod: whether any lives on in it."""
         found = self.node.pods.get(message.pod)
         self.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
 

@@ -72,7 +72,6 @@ class NodeState:
 
     @property
     def met(self) -> Sequence[Mapping[str, str]]:
-        """The thresholds that are met: signal and kind."""
         return self.state.met if self.state is not None else ()
 
     @property
@@ -86,7 +85,6 @@ class NodeState:
 
     @property
     def node_path(self) -> Path:
-        """The node's directory in the memory hierarchy."""
         return Path(self.config.node_cgroup) if self.config.node_cgroup else self.hierarchy.root
 
     def named_pods(self) -> dict[tuple[str, str], FoundPod]:
@@ -109,11 +107,9 @@ class NodeState:
         return held is not None and bool(held.cap) and limit == held.cap
 
     def held_names(self) -> str:
-        """The names of the held pods; "" while there is none."""
         return ", ".join(sorted(held.pod_name for held in self.held.values()))
 
     def longest_hold_s(self) -> float:
-        """For how long the pod that is held longest has been; 0 while none is."""
         since = min((held.since_ns for held in self.held.values()), default=None)
         return 0.0 if since is None else max(0.0, (time.monotonic_ns() - since) / 1e9)
 

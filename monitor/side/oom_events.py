@@ -96,7 +96,6 @@ class KillConfirmation:
                 self._match(line.pid)
 
     def turn(self, now_ns: int) -> None:
-        """Read the counters, and give up on lines of the log that do not come."""
         for pid, (mark, cgroup_id) in list(self._uncounted.items()):
             if now_ns - mark.ts_ns >= COUNTED_NS:
                 del self._uncounted[pid]
@@ -108,7 +107,6 @@ class KillConfirmation:
         self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= LOGGED_NS}
 
     def _match(self, pid: int) -> None:
-        """The mark and the log's line about one kill, if both are there."""
         if pid not in self._awaited or pid not in self._logged:
             return
         del self._awaited[pid]
@@ -299,13 +297,11 @@ class StoppingPods:
         return self._looked_ns + LOOK_NS if self._until else None
 
     def note(self, uid: str, name: str) -> None:
-        """A runtime sent SIGKILL to a process of this pod."""
         if not self._until:
             self._looked_ns = time.monotonic_ns()
         self._until[uid] = (time.monotonic_ns() + WAIT_NS, name)
 
     def turn(self, now_ns: int) -> None:
-        """Check which pods are empty by now."""
         if not self._until or now_ns < self._looked_ns + LOOK_NS:
             return
         self._looked_ns = now_ns

@@ -47,7 +47,6 @@ class PodWatch:
         self._known = threading.Event()
 
     def start(self) -> None:
-        """Begin to look. The thread ends with the process."""
         threading.Thread(target=self._run, name="pods", daemon=True).start()
 
     def look_soon(self) -> int:
@@ -155,7 +154,6 @@ class PodSync:
 
     @property
     def pending(self) -> bool:
-        """Whether there is something to `send` again."""
         return bool(self._unsent) or not self.node.synced
 
     def take(self) -> Change:

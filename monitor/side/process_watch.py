@@ -103,7 +103,6 @@ class VictimMarks:
         return frozenset(self._asked)
 
     def appeared(self, uid: str) -> None:
-        """A marked pod has new processes."""
         if uid not in self._appeared:
             self._appeared.add(uid)
             self._wake.set()
@@ -268,14 +267,12 @@ class OverBudget:
         return min((due for due in dues if due is not None), default=None)
 
     def turn(self) -> None:
-        """Look, if it is time, at every pod (a millisecond for 110 of them); log how many lines were left out."""
         now = self.clock()
         self.log.budget.flush()
         if self._due_ns is not None and now >= self._due_ns:
             self._check_pods(now)
 
     def flush(self) -> None:
-        """Log what was left out until now: the daemon ends."""
         self.log.budget.flush(at_once=True)
 
     def _check_pods(self, now: int) -> None:
@@ -311,7 +308,6 @@ class ProcessWatch:
         wake: Callable[[], None],
         doubt: Callable[[str], None],
     ) -> None:
-        """``doubt``: has the processes of a pod looked at again."""
         config = node.config
         self._figures, self._log, self._doubt_pod = figures, log, doubt
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
@@ -328,7 +324,6 @@ class ProcessWatch:
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 
     def open(self) -> None:
-        """Have every new process reported."""
         from monitor.actions import procfeed
 
         try:

@@ -115,7 +115,6 @@ class Races:
             self._kmsg = None
 
     def handle(self, message: Message | Bad) -> None:
-        """A message of the hot process. One that cannot be understood is counted and logged."""
         if self.recorder is not None:
             self.recorder.handle(message)
         self._received += isinstance(message, RaceMessage)
@@ -136,7 +135,6 @@ class Races:
             self._alerts_ns = 0  # an alert about pressure, or suspended evictions, does not wait for a second
 
     def due_s(self) -> float:
-        """Seconds until `turn` has something to do."""
         due_s = 0.0 if self.inbox.qsize() else self.event_builder.due_s()
         return due_s if self.recorder is None else min(due_s, self.recorder.due_s())
 

@@ -370,7 +370,6 @@ class Recorder:
     _queue_dropped = _hot_missed = 0
 
     def handle(self, message: Message | Bad) -> None:
-        """Record a message of the hot process; ignores those that are not for a recording."""
         if not isinstance(message, OfPasses):
             return
         if isinstance(message, Snapshot):
@@ -378,7 +377,6 @@ class Recorder:
         self._add(NAMES[type(message)], message._asdict)
 
     def event(self, event: Event) -> None:
-        """Record an event that the reducer gets."""
         self._add("event", event.to_json)
 
     def state(self, state: State) -> None:
@@ -387,7 +385,6 @@ class Recorder:
         self._add("state", state.to_json)
 
     def due_s(self) -> float:
-        """Seconds until `turn` has something to do."""
         if self._passes_wanted:
             return 1.0
         if self._unwritten_ns is None:
@@ -395,7 +392,6 @@ class Recorder:
         return max(0.0, (self._unwritten_ns + FLUSH_NS - time.monotonic_ns()) / 1e9)
 
     def turn(self) -> None:
-        """Do what is due: write, request a snapshot of the hot process."""
         if self._passes_wanted and self._ask():
             self._passes_wanted = False
         if self._unwritten_ns is not None and time.monotonic_ns() >= self._unwritten_ns + FLUSH_NS:
@@ -404,7 +400,6 @@ class Recorder:
             self._unwritten_ns = None
 
     def close(self, timeout_s: float) -> None:
-        """Write what is queued, for a moment."""
         if self._worker.close(timeout_s):  # then its thread has ended
             self._attempt(self._writer.close)
 

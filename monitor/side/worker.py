@@ -57,7 +57,6 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        """Whether all that was queued is done."""
         return not self._queue.unfinished_tasks
 
     def close(self, timeout_s: float) -> bool:

@@ -227,13 +227,11 @@ def select(
 
 
 def number(connection: sqlite3.Connection, query: str, *values: object) -> int:
-    """The one number that ``query`` gives."""
     return int(connection.execute(query, values).fetchone()[0])
 
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of it or nothing."""
     with connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
