@@ -163,7 +163,6 @@ def test_alerts_of_the_state() -> None:
     assert found[0].annotations == {
         "summary": "memory.available on n is below its hard eviction threshold",
         "available": "5",
-        "runbook_url": "docs/runbooks/OutracePressure.md",
     }
     assert (found[2].labels["reason"], found[2].labels["signal"]) == ("outgrown", "memory.available")
     assert (found[2].annotations["takers"], found[2].annotations["pods_bytes"]) == ("x; y", "7")

@@ -12,7 +12,8 @@ import yaml
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
-from monitor.side.alerts.rules import NAMES, runbook
+from monitor.side.alerts.rules import NAMES
+from monitor.side.alerts.send import RUNBOOKS
 from monitor.side.cluster.cluster import Place
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
@@ -26,7 +27,6 @@ from tests.side.parts import Parts
 RULES = DEPLOY / "prometheus" / "outrace.rules.yml"
 UNIT_TESTS = DEPLOY / "prometheus" / "outrace.rules.test.yml"
 DASHBOARD = DEPLOY / "grafana" / "outrace.json"
-RUNBOOKS = ROOT / "docs" / "runbooks"
 
 
 def rules() -> dict[str, dict[str, Any]]:
@@ -101,11 +101,12 @@ def test_pushed_alerts_and_rules_have_the_same_names() -> None:
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for name, rule in rules().items():
-        assert (rule["annotations"]["runbook_url"], rule["labels"]["source"]) == (runbook(name), "rule")
-        text = (ROOT / runbook(name)).read_text()
+        page = f"{RUNBOOKS}/{name}.md"
+        assert (rule["annotations"]["runbook_url"], rule["labels"]["source"]) == (page, "rule")
+        text = (ROOT / page).read_text()
         assert text.startswith(f"# {name}\n")
         assert {"## Meaning", "## Check", "## Change"} <= set(text.splitlines()), name
-    assert {path.stem for path in RUNBOOKS.glob("*.md")} == set(rules())
+    assert {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} == set(rules())
 
 
 def test_every_metric_that_is_asked_for_exists(tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ class Change(NamedTuple):
         """The same at every try: a receiver recognises a repetition by it."""
         return f"{self.alert.fingerprint}-{round(self.alert.starts_at * 1000)}-{self.status}"
 
+    @property
+    def ends_at(self) -> float | None:
+        """None while it is firing."""
+        return self.alert.ends_at if self.status == RESOLVED else None
+
 
 @dataclass(slots=True)
 class _Active:

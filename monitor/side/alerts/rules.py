@@ -62,19 +62,21 @@ class Alert:
     """One alert. ``starts_at`` and ``ends_at`` are Unix seconds.
 
     ``ends_at`` None: it lasts until it is resolved. Set: it is over then, by itself. Labels with an empty value are
-    dropped, because Alertmanager treats them as absent. Raises ValueError for a time that is not a Unix time.
+    dropped, because Alertmanager treats them as absent, and so are annotations without a value. Raises ValueError for a
+    time that is not a Unix time.
     """
 
     name: str
     labels: Mapping[str, str]
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, Any] = field(default_factory=dict)
     starts_at: float = 0.0
     ends_at: float | None = None
 
     def __post_init__(self) -> None:
         # Copies: the caller may change its own, and a thread sends ours later.
         object.__setattr__(self, "labels", {key: str(value) for key, value in self.labels.items() if value})
-        object.__setattr__(self, "annotations", {key: str(value) for key, value in self.annotations.items()})
+        annotations = {key: str(value) for key, value in self.annotations.items() if value not in (None, "")}
+        object.__setattr__(self, "annotations", annotations)
         for moment in (self.starts_at, self.ends_at):
             if moment is not None and not 0 <= moment < _YEAR_10000:
                 raise ValueError(f"alert {self.name}: {moment!r} is not a Unix time")
@@ -89,11 +91,6 @@ class Alert:
 def rfc3339(seconds: float) -> str:
     """Unix seconds as RFC 3339 in UTC: ``2026-01-31T12:00:00.123456Z``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
-
-
-def runbook(name: str) -> str:
-    """Where the page about an alert is, in the source tree."""
-    return f"docs/runbooks/{name}.md"
 
 
 def alerts_for(incident: Mapping[str, Any], node: str) -> list[Alert]:
@@ -119,7 +116,7 @@ def _of_incident(incident: Mapping[str, Any], node: str) -> Iterator[Alert]:
             # A container has another cgroup after every restart: the label names a cgroup only where it is in no pod.
             where = {"domain": domain} if domain in _DOMAINS else {"cgroup": "" if pod else domain}
             identity = {"severity": severity, "node": node, **where, "namespace": namespace, "pod": short, **labels}
-            yield Alert(name, identity, _annotations(name, incident), starts_at, ends_at)
+            yield Alert(name, identity, _annotations(incident), starts_at, ends_at)
 
 
 #: Name, severity, pods ("": of none), and labels of its own.
@@ -168,7 +165,7 @@ def _pods(names: Iterable[str | None]) -> list[str]:
     return list(dict.fromkeys(name or "" for name in names))[:MAX_PODS]
 
 
-def _annotations(name: str, incident: Mapping[str, Any]) -> dict[str, str]:
+def _annotations(incident: Mapping[str, Any]) -> dict[str, Any]:
     victims = [
         f"{victim['comm']} (pid {victim['pid']}, {victim['pod'] or 'no pod'}, {victim['rss_bytes']} bytes"
         + (f", rank {victim['policy_rank']})" if victim.get("policy_rank") is not None else ")")
@@ -177,7 +174,7 @@ def _annotations(name: str, incident: Mapping[str, Any]) -> dict[str, str]:
     if len(victims) > _MAX_NAMED:
         victims[_MAX_NAMED:] = [f"and {len(victims) - _MAX_NAMED} more"]
     invoker = incident.get("invoker") or {}
-    found = {
+    return {
         "summary": incident.get("summary"),
         "description": incident.get("advice"),
         "incident": incident["id"],
@@ -188,16 +185,13 @@ def _annotations(name: str, incident: Mapping[str, Any]) -> dict[str, str]:
         "victims": "; ".join(victims),
         "invoker": f"{invoker['comm']} (pid {invoker['pid']}, {invoker['pod'] or 'no pod'})" if invoker else "",
         "by": incident.get("by"),
-        "runbook_url": runbook(name),
     }
-    return {key: str(value) for key, value in found.items() if value not in (None, "")}
 
 
 def alert_for_status(node: str, namespace: str, pod: str, outcome: str, text: str, killed: float, now: float) -> Alert:
     """An evicted pod (killed at ``killed``) whose status is not, or may not stay, in the API server at ``now``."""
     labels = {"severity": "warning", "node": node, "namespace": namespace, "pod": pod, "outcome": outcome}
-    annotations = {"summary": f"{namespace}/{pod}: {text}", "runbook_url": runbook(STATUS_NOT_TAKEN)}
-    return Alert(STATUS_NOT_TAKEN, labels, annotations, killed, now + HOLD_S)
+    return Alert(STATUS_NOT_TAKEN, labels, {"summary": f"{namespace}/{pod}: {text}"}, killed, now + HOLD_S)
 
 
 def alerts_for_state(
@@ -239,10 +233,8 @@ _OfState = tuple[str, str, str, Mapping[str, Any], dict[str, str]]
 
 def _made(found: _OfState, node: str, starts_at: float) -> Alert:
     name, severity, summary, more, labels = found
-    numbers = {key: str(value) for key, value in more.items() if value is not None}
-    annotations = {"summary": summary, **numbers, "runbook_url": runbook(name)}
     ends_at = starts_at + HOLD_S if name == EVENTS_LOST else None
-    return Alert(name, {"severity": severity, "node": node, **labels}, annotations, starts_at, ends_at)
+    return Alert(name, {"severity": severity, "node": node, **labels}, {"summary": summary, **more}, starts_at, ends_at)
 
 
 def _of_pressure(
@@ -259,7 +251,7 @@ def _of_pressure(
     if braked is not None:
         text = f"{node} is short of memory that no eviction frees: evictions are suspended"
         more = {key: value for key, value in braked.items() if key not in ("reason", "signal", "held_s", "takers")}
-        more["takers"] = "; ".join(braked.get("takers", ())) or None
+        more["takers"] = "; ".join(braked.get("takers", ()))
         labels = {"reason": str(braked["reason"]), "signal": str(braked["signal"])}
         yield EVICTIONS_BRAKED, "critical", text, more, labels
     if mismatch is not None:

@@ -27,7 +27,7 @@ from monitor import __version__
 from monitor.kernel.sched import hurry
 from monitor.kube.retry import BackOff
 from monitor.settings.values import ALERTMANAGER_PATH
-from monitor.side.alerts.queue import RESOLVED, Change, Outbox
+from monitor.side.alerts.queue import Change, Outbox
 from monitor.side.alerts.rules import Alert, rfc3339
 from monitor.side.export.log import Log
 
@@ -112,8 +112,8 @@ def alertmanager_body(changes: Sequence[Change]) -> bytes:
             "annotations": dict(alert.annotations),
             "startsAt": rfc3339(alert.starts_at),
         }
-        if change.status == RESOLVED and alert.ends_at is not None:
-            item["endsAt"] = rfc3339(alert.ends_at)
+        if change.ends_at is not None:
+            item["endsAt"] = rfc3339(change.ends_at)
         alerts.append(item)
     return json.dumps(alerts, separators=(",", ":")).encode()
 
@@ -121,7 +121,6 @@ def alertmanager_body(changes: Sequence[Change]) -> bytes:
 def webhook_body(change: Change, node: str) -> bytes:
     """The object a webhook gets for one change (docs/alerts.md is its specification)."""
     alert = change.alert
-    resolved = change.status == RESOLVED and alert.ends_at is not None
     message = {
         "version": 1,
         "id": change.id,
@@ -132,7 +131,7 @@ def webhook_body(change: Change, node: str) -> bytes:
         "labels": dict(alert.labels),
         "annotations": dict(alert.annotations),
         "starts_at": rfc3339(alert.starts_at),
-        "ends_at": rfc3339(alert.ends_at) if resolved and alert.ends_at is not None else None,
+        "ends_at": None if change.ends_at is None else rfc3339(change.ends_at),
     }
     return json.dumps(message, separators=(",", ":")).encode()
 
@@ -276,6 +275,8 @@ class Receiver(threading.Thread):
 
 #: Seconds after which Alertmanager gets again what is firing; it forgets after its resolve_timeout (5 min).
 RESEND_S = 60.0
+#: Where the pages about alerts are, in the source tree.
+RUNBOOKS = "docs/runbooks"
 #: An alert that `AlertSender.update` no longer gets is over after this many seconds, unless it gets it again by then.
 SETTLE_S = 5.0
 
@@ -296,7 +297,7 @@ class AlertSender:
         resend_s: float = RESEND_S,
         runbooks: str = "",
     ) -> None:
-        self._log, self._node, self._resend_s, self._runbooks = log, node, resend_s, runbooks
+        self._log, self._node, self._resend_s, self._runbooks = log, node, resend_s, runbooks or RUNBOOKS
         self._receivers: Mapping[tuple[str, str], Receiver] = {}  # by kind and URL; replaced as a whole
         self._receivers = self._made(alertmanagers, webhooks)
 
@@ -331,9 +332,8 @@ class AlertSender:
 
     def fire(self, alert: Alert) -> None:
         """Raise an alert. With ``ends_at`` it is resolved by itself then; without, by `update`."""
-        if self._runbooks:
-            link = f"{self._runbooks}/{alert.name}.md"
-            alert = replace(alert, annotations={**alert.annotations, "runbook_url": link})
+        link = f"{self._runbooks}/{alert.name}.md"
+        alert = replace(alert, annotations={**alert.annotations, "runbook_url": link})
         for receiver in self._receivers.values():
             receiver.fire(alert)
 
