@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,46 +140,47 @@ def tree_usage(
             return None
         raise MonitorError(f"cannot count the files below {path}: {e.strerror}") from e
     finally:
-        walk.close()
+        for fd, _ in walk.levels:
+            os.close(fd)
     return Usage(walk.blocks * _BLOCK, walk.inodes, walk.complete)
 
 
+@dataclass(slots=True)
 class _Walk:
     """Depth first, each directory opened through its parent's descriptor: no path is looked up twice."""
 
-    def __init__(self, deadline: float, most_entries: int, stop: Callable[[], bool]) -> None:
-        self.blocks = 0
-        self.inodes = 0
-        self.complete = True
-        self._deadline = deadline
-        self._left = most_entries
-        self._stop = stop
-        self._device = 0
-        self._linked: set[int] = set()
-        self._levels: list[tuple[int, list[str]]] = []  # descriptor, names of directories yet to be visited
-        self._waiting = 0  # names in all levels
+    deadline: float
+    left: int  # entries
+    stop: Callable[[], bool]
+    blocks: int = 0
+    inodes: int = 0
+    complete: bool = True
+    device: int = 0
+    linked: set[int] = field(default_factory=set)
+    levels: list[tuple[int, list[str]]] = field(default_factory=list)  # descriptor, directories yet to be visited
+    waiting: int = 0  # directories in all levels
 
     def root(self, path: str) -> None:
         status = os.lstat(path)
-        self._device = status.st_dev
+        self.device = status.st_dev
         self._count(status)
         if not stat.S_ISDIR(status.st_mode) or not self._enter(os.open(path, _DIRECTORY)):
             return
-        while self._levels:
-            fd, names = self._levels[-1]
+        while self.levels:
+            fd, names = self.levels[-1]
             if not names:
                 os.close(fd)
-                self._levels.pop()
+                self.levels.pop()
                 continue
             name = names.pop()
-            self._waiting -= 1
-            if len(self._levels) >= _DEEPEST:
+            self.waiting -= 1
+            if len(self.levels) >= _DEEPEST:
                 self.complete = False
                 continue
             try:
                 child = os.open(name, _DIRECTORY, dir_fd=fd)
             except OSError as e:
-                self._skip(e)
+                self.complete &= e.errno in _GONE  # what cannot be read is no reason not to count the rest
                 continue
             if not self._enter(child):
                 return
@@ -186,52 +188,43 @@ class _Walk:
     def _enter(self, fd: int) -> bool:
         """Count what is in the directory and put it on the stack; False when the walk must end."""
         names: list[str] = []
-        self._levels.append((fd, names))
-        if os.fstat(fd).st_dev != self._device:
+        self.levels.append((fd, names))
+        if os.fstat(fd).st_dev != self.device:
             return True  # something was mounted on it since it was listed
         with closing(os.scandir(fd)) as entries:
             for entry in entries:
-                is_turn = self._left % _STRIDE == 0
-                if self._left <= 0 or (is_turn and (self._stop() or time.monotonic() >= self._deadline)):
+                is_turn = self.left % _STRIDE == 0
+                if self.left <= 0 or (is_turn and (self.stop() or time.monotonic() >= self.deadline)):
                     self.complete = False
                     return False
-                self._left -= 1
+                self.left -= 1
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except OSError as e:
-                    self._skip(e)
+                    self.complete &= e.errno in _GONE
                     continue
-                if status.st_dev != self._device:
+                if status.st_dev != self.device:
                     continue
                 self._count(status)
                 if stat.S_ISDIR(status.st_mode):
-                    if self._waiting + len(self._linked) >= _MOST_REMEMBERED:
+                    if self.waiting + len(self.linked) >= _MOST_REMEMBERED:
                         self.complete = False
                         continue
                     names.append(entry.name)
-                    self._waiting += 1
+                    self.waiting += 1
         return True
-
-    def _skip(self, error: OSError) -> None:
-        """What vanished takes nothing. What cannot be read (a broken disk) is no reason not to count the rest."""
-        if error.errno not in _GONE:
-            self.complete = False
 
     def _count(self, status: os.stat_result) -> None:
         if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
-            if status.st_ino in self._linked:
+            if status.st_ino in self.linked:
                 return
-            if self._waiting + len(self._linked) < _MOST_REMEMBERED:
-                self._linked.add(status.st_ino)
+            if self.waiting + len(self.linked) < _MOST_REMEMBERED:
+                self.linked.add(status.st_ino)
             else:
                 self.complete = False
                 return
         self.blocks += status.st_blocks
         self.inodes += 1
-
-    def close(self) -> None:
-        for fd, _ in self._levels:
-            os.close(fd)
 
 
 #: O_NOFOLLOW: the name was a directory when it was listed; if it is a link by now, it is not ours.

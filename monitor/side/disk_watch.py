@@ -283,21 +283,16 @@ class DiskWatch:
         measured = self._measured
         stats = {uid: measured[uid].stats for uid in candidates if uid in measured}
         self._ranked = self._ranked or (self._urgent and len(stats) == len(candidates))
-        orders = {}
-        for signal in met:
-            if signal == PID:
-                counted = self._readable(
-                    "processes of pods", lambda: {uid: process_stats(found) for uid, found in candidates.items()}
-                )
-                if counted is not None:
-                    orders[signal] = self._order(signal, candidates, counted)
-            elif self._ranked:
-                orders[signal] = self._order(signal, candidates, stats)
-        return orders
+        figures = {signal: stats for signal in met if self._ranked and signal != PID}
+        if PID in met:
+            counted = self._readable(
+                "processes of pods", lambda: {uid: process_stats(found) for uid, found in candidates.items()}
+            )
+            figures |= {} if counted is None else {PID: counted}
+        return {signal: self._order(signal, candidates, figures[signal]) for signal in met if signal in figures}
 
     def _order(self, signal: str, candidates: Pods, stats: Mapping[str, PodStats]) -> list[str]:
-        pods = [candidates[uid].pod for uid in stats]
-        ranked = rank_pods(signal, pods, stats, self._layout, self._era)
+        ranked = rank_pods(signal, [candidates[uid].pod for uid in stats], stats, self._layout, self._era)
         return [one.pod.uid for one in ranked[:MOST]]
 
     def _readable(self, what: str, read: Callable[[], T]) -> T | None:
