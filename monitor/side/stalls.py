@@ -54,7 +54,6 @@ class _Subject:
 
     uid: str
     name: str
-    domain: str
     cgroup: Path
     rule: Rule
     files: Path | None = None  # where its pressure files are
@@ -173,16 +172,13 @@ class Stalls:
         for one in [one for one in self._subjects.values() if one.uid]:
             if one.uid not in pods or pods[one.uid].cgroup != one.cgroup:
                 self._over(self._subjects.pop(one.uid), now_ns, stall.GONE)
-        for uid, found in pods.items():
-            if POD in self._rules and uid not in self._subjects:
-                self._add(now_ns, uid, uid, label(found.pod), found.cgroup, self._rules[POD])
-        for key, path in ((MACHINE, self.node.node_path), (KUBEPODS, self.node.kubepods)):
-            if key in self._rules and key not in self._subjects and path is not None:
-                self._add(now_ns, key, "", key, path, self._rules[key])
-
-    def _add(self, now_ns: int, key: str, uid: str, name: str, cgroup: Path, rule: Rule) -> None:
-        domain = f"/{cgroup.relative_to(self.node.hierarchy.root)}" if uid else NODE if key == MACHINE else key
-        self._subjects[key] = _Subject(uid, name, domain, cgroup, rule, new_until_ns=now_ns + NEW_NS)
+        places: dict[str, Path | None] = {MACHINE: self.node.node_path, KUBEPODS: self.node.kubepods}
+        places |= {uid: found.cgroup for uid, found in pods.items()}
+        for key, cgroup in places.items():
+            rule = self._rules.get(POD if key in pods else key)
+            if rule is not None and cgroup is not None and key not in self._subjects:
+                uid, name = (key, label(pods[key].pod)) if key in pods else ("", key)
+                self._subjects[key] = _Subject(uid, name, cgroup, rule, new_until_ns=now_ns + NEW_NS)
 
     def _look(self, one: _Subject, now_ns: int) -> None:
         one.due_ns = now_ns + PACE_NS
@@ -342,9 +338,10 @@ class Stalls:
 
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         whole = self.figures.domains(counted=False).get(NODE)
+        domain = NODE if one.name == MACHINE else one.name
         return Stalled(
             ts_ns=one.loads[-1].ts_ns,
-            domain=one.domain,
+            domain=f"/{one.cgroup.relative_to(self.node.hierarchy.root)}" if one.uid else domain,
             pod=one.uid or one.name,
             pod_name=one.name,
             since_ns=now.since_ns,

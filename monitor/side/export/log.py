@@ -94,8 +94,8 @@ class LogBudget:
             del self._kinds[key]
 
     def _flush(self, key: tuple[str, str], now_ns: int) -> None:
-        kind = self._kinds.pop(key)
-        if kind.left_out:
+        kind = self._kinds.pop(key, None)
+        if kind is not None and kind.left_out:  # None: another thread has just logged it
             about = {"pod": key[0], "of": key[1], "lines": kind.left_out}
             self._log(kind.level, "more of the same", **about, seconds=round((now_ns - kind.since_ns) / 1e9, 1))
 
