@@ -164,7 +164,7 @@ def exported_names(state_dir: Path) -> set[str]:
     races, worker = parts.races(), Worker("none")
     cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"), worker)  # not asked
     reloader = Reloader(node, figures.stats, parts.send, ignored, parts.watch, log, ignored)
-    own = ProcessWatch(node, figures, holds, log, ignored, ignored), reloader, worker
+    own = ProcessWatch(node, figures, log, ignored, ignored), reloader, worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
     metrics = Metrics(parts.health, holds, log, *own, http, lambda: (races, cluster))
     try:
