@@ -13,9 +13,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from monitor.actions.ledger import HOT, MARKS, SCORES, SIDE
+from monitor.actions.ledger import HOT, MARKS, SCORES, SIDE, undo_left
 from monitor.actions.oomadj import Logger
-from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import born_ns, readable
 from monitor.settings.config import RunConfig

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN
-from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted, runs, this_daemon
-from monitor.actions.undo import undo, undo_left
+from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted, runs, this_daemon, undo, undo_left
 from monitor.cli import doctor
 from monitor.cli.main import main
 from monitor.cli.run import lock
@@ -237,7 +236,7 @@ def killed_daemon(held: Stand) -> None:
     command = (sys.executable, "-c", _HOLDS, str(held.state), str(held.pod))
     with subprocess.Popen(command, env=live.environment(), stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout.readline() == "held\n"
-        while_it_lives = undo(HIERARCHY, lambda _: None)
+        while_it_lives = list(undo(HIERARCHY, lambda _: None))
         # Also by a command that takes its state dir for one without a daemon: in a container it has the same path.
         while_it_lives += undo_on(held.state)
         daemon.kill()

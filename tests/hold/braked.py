@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.ledger import Ledger, attributes_of
-from monitor.actions.undo import Undone, undo
+from monitor.actions.ledger import Ledger, Undone, attributes_of, undo
 from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
@@ -119,7 +118,7 @@ class Stand:
 
 def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[Undone]:
     """As the next start on this state dir does."""
-    return undo(HIERARCHY, on_problem, attributes_of([state_dir]))
+    return list(undo(HIERARCHY, on_problem, attributes_of([state_dir])))
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import changes
-from monitor.actions.ledger import Ledger, attributes_of
-from monitor.actions.undo import undo
+from monitor.actions.ledger import Ledger, attributes_of, undo
 from monitor.hold import brake_file, brake_limit
 from monitor.hold.brake_file import BrakeFile
 from monitor.hold.pod_brake import PodBrake
@@ -77,7 +76,7 @@ class PlainPod:
 
     def undo(self) -> None:
         """As the next start does."""
-        undo(self.hierarchy, lambda _: None, attributes_of([self.state]))
+        list(undo(self.hierarchy, lambda _: None, attributes_of([self.state])))
 
 
 @pytest.fixture
