@@ -207,14 +207,11 @@ def is_handed(path: str | Path) -> bool:
 
 def search_path() -> str:
     """$PATH without the directories where others could put a program, and without relative ones."""
-    return ":".join(one for one in os.environ.get("PATH", os.defpath).split(":") if one[:1] == "/" and _is_alone(one))
-
-
-def _is_alone(directory: str) -> bool:
-    try:
-        return not changed_by(Path(directory))
-    except OSError:
-        return False
+    found = list[str]()
+    for one in os.environ.get("PATH", os.defpath).split(":"):
+        with suppress(OSError):
+            found += [one] if one[:1] == "/" and not changed_by(Path(one)) else []
+    return ":".join(found)
 
 
 def program(name: str) -> str:

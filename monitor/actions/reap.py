@@ -48,19 +48,15 @@ def reap(pids: Iterable[int]) -> list[int]:
     """Release the memory of every dying process in ``pids``; the errno of each failure. ESRCH (it is gone) and EINVAL
     (it is not dying, or its memory is freed) are no failures; EPERM and ENOSYS (before 5.15) are.
     """
-    return [code for code in map(_reap_one, pids) if code not in (0, errno.ESRCH, errno.EINVAL)]
-
-
-def _reap_one(pid: int) -> int:
-    """0, or an errno."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError as error:
-        return error.errno or errno.EINVAL
-    try:
-        return mrelease(pidfd)
-    finally:
-        os.close(pidfd)
+    codes = list[int]()
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+            codes.append(mrelease(pidfd))
+            os.close(pidfd)
+        except OSError as error:
+            codes.append(error.errno or errno.EINVAL)
+    return [code for code in codes if code not in (0, errno.ESRCH, errno.EINVAL)]
 
 
 #: Less than this is not worth a reclaim: a pod without processes holds some hundred KiB of kernel memory.

@@ -1,11 +1,9 @@
 """The lines of the kernel's log about OOM kills: they confirm a kill and never decide anything.
 
-Their wording has changed before, and parts of them are rate limited (10 in 5 s). Reading begins at the end of the log:
-older lines are of earlier kills.
-
-Without BPF kills are known as far as the log has them (`OomLog`), each kill one record with the shape of `OomEvent`.
-What the log does not have is 0 or "", and named in ``missing``; nothing is guessed. A kill is dated when its line is
-read, an upper bound: the log has a clock of its own, which goes apart from CLOCK_MONOTONIC by 0.5 s a day (measured).
+Their wording has changed before, and parts of them are rate limited (10 in 5 s). Reading begins at the end of the log.
+Without BPF kills are known as far as the log has them (`OomLog`), each one an `OomEvent`: what the log does not have is
+0 or "", and named in ``missing``. A kill is dated when its line is read, an upper bound: the log has a clock of its
+own, which goes apart from CLOCK_MONOTONIC by 0.5 s a day (measured).
 """
 
 from __future__ import annotations

@@ -3,14 +3,11 @@
 Usage is exact (one pread of a kept descriptor, 0.6 us); the file lists come from memory.stat (3 us, and up to 64 pages
 of each CPU off); the machine's own figures from /proc/vmstat (20 us), added up as the BPF programs do it.
 
-What memory.stat of a parent says may be up to 2 s old. It is brought up to date when it is read only if enough was
-counted since (mm/memcontrol.c, memcg_vmstats_needs_flush), and since Linux 6.8 counting stops at the first cgroup that
-has enough already, because its ancestors were thought to have it then too (memcg_rstat_updated). A flush of the parent
-that meets an update on another CPU breaks that: the child has enough, the parent none, and nothing more reaches it
-until the child is read, or until the kernel's own flush every 2 s. Large pages make it likely: one update of 512 pages
-is enough. Seen on 6.18 with page cache being written, in 3 of 6 runs on some days: 80 MiB taken for working set. So
-what cannot be right is read from the cgroups below, and one of those is read with every look, which lets its updates
-through again.
+What memory.stat of a parent says may be up to 2 s old. A read brings it up to date only if enough was counted since
+(mm/memcontrol.c, memcg_vmstats_needs_flush), and since Linux 6.8 counting stops at the first cgroup that has enough
+already (memcg_rstat_updated). A flush of the parent that meets an update on another CPU leaves the child with enough
+and the parent with none, until the child is read. (Seen on 6.18 with page cache being written: 80 MiB taken for working
+set.) So what cannot be right is read from the cgroups below, and one of those is read with every look.
 """
 
 from __future__ import annotations
