@@ -19,7 +19,6 @@ from monitor.kernel import kmsg, libbpf, loader
     [
         (errno.EPERM, "CAP_BPF and CAP_PERFMON", "CAP_BPF and CAP_PERFMON"),
         (errno.EMFILE, "LimitNOFILE", "LimitNOFILE"),
-        (errno.EBUSY, "stop the outrace", "another of --hooks"),
         (errno.EINVAL, "outrace unload", "kprobes/blacklist"),
         (errno.ENOSPC, "outrace unload", "another of --hooks"),
     ],
