@@ -45,20 +45,15 @@ def clean(
     command: Sequence[str], paths: Sequence[Path], log: Logger, stop_fd: int, timeout_s: float = TIMEOUT_S
 ) -> Cleaned:
     """Run ``command`` to its end, as `run` does; what it freed is measured on the file systems of ``paths``."""
-    try:
-        return _clean(command, paths, log, stop_fd, timeout_s)
-    except Exception as error:  # noqa: BLE001 - its end is waited for
-        log("error", "clean-up failed", action=DELETE_IMAGES, problem=f"{type(error).__name__}: {error}")
-        return Cleaned(FAILED)
-
-
-def _clean(command: Sequence[str], paths: Sequence[Path], log: Logger, stop_fd: int, timeout_s: float) -> Cleaned:
     fields: dict[str, object] = {"action": DELETE_IMAGES, "command": shlex.join(command)}
     before, began = dict(_free(paths)), time.monotonic()
     try:
         status, output = run(command, timeout_s, stop_fd)
     except (OSError, ValueError, ChangeableError) as error:  # ValueError: a NUL in it
         log("error", "clean-up could not be started", **fields, problem=str(error))
+        return Cleaned(FAILED)
+    except Exception as error:  # noqa: BLE001 - its end is waited for
+        log("error", "clean-up failed", **fields, problem=f"{type(error).__name__}: {error}")
         return Cleaned(FAILED)
     fields["took_s"] = round(time.monotonic() - began, 3)
     after = dict(_free(before))

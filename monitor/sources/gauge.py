@@ -151,13 +151,10 @@ class Gauge:
             else:
                 capacity = limit or max(0, self._capacity - self._config.reserved)
             if capacity != watch.capacity:
-                self._log_capacity(watch, capacity)
+                fields = {"domain": watch.name, "before": watch.capacity, "now": capacity}
+                self._send(LogLine("info", "the capacity has changed; thresholds follow it", fields))
                 watch.set_capacity(capacity)
                 self.recapped = True
-
-    def _log_capacity(self, watch: Watch, now: int) -> None:
-        fields = {"domain": watch.name, "before": watch.capacity, "now": now}
-        self._send(LogLine("info", "the capacity has changed; thresholds follow it", fields))
 
     def lost(self, watch: Watch) -> None:
         """A watched cgroup was removed. Without kubepods the node is still watched; without the node nothing is."""
