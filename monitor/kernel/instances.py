@@ -198,17 +198,14 @@ def survey() -> list[Instance]:
         names = sorted(os.listdir(pins.ROOT)) if _is_roots(os.lstat(pins.ROOT)) else []
     except OSError:
         return []
-    return [found for name in names if (found := _look(pins.ROOT / name)) is not None]
-
-
-def _look(instance: Path) -> Instance | None:
-    try:
-        fd = _try_hold(instance)
-    except OSError:
-        return None  # removed meanwhile
-    if fd is not None:
-        os.close(fd)
-    return Instance(instance, owner(instance), fd is None, pinned(instance))
+    found = []
+    for path in (pins.ROOT / name for name in names):
+        with suppress(OSError):  # removed meanwhile
+            fd = _try_hold(path)
+            if fd is not None:
+                os.close(fd)
+            found.append(Instance(path, owner(path), fd is None, pinned(path)))
+    return found
 
 
 def pinned(instance: Path) -> int:
