@@ -249,12 +249,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, response: Response) -> None:
         self.send_response(HTTPStatus(response.status))
-        for name, value in (
-            ("Content-Type", response.content_type),
-            ("Content-Length", str(len(response.body))),
-            ("Connection", "close"),
-        ):
-            self.send_header(name, value)
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(response.body)))
+        self.send_header("Connection", "close")
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(response.body)
