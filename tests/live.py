@@ -343,9 +343,7 @@ def metric(daemon: LabDaemon, name: str) -> float:
 
 def hog_at(node: LabNode, path: str, **options: str | int) -> Hog:
     """A hog in a cgroup below the node's that is no pod's of it."""
-    hog = Hog(cgroupfs.make(node.cgroup / path), **options)
-    node.children.append(hog)
-    return hog
+    return node.start_hog(cgroupfs.make(node.cgroup / path), **options)
 
 
 def killed_hog(node: LabNode, pod: LabPod, mib: int, **options: str | int) -> Hog:

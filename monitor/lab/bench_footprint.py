@@ -23,7 +23,6 @@ from monitor.kernel.domains import POD, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
 from monitor.lab.bench import STATISTICS, Row, bench, number, progress, state_dir, summary
-from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -48,10 +47,7 @@ def processes(pid: int) -> list[int]:
 
 
 def memory(pid: int) -> int:
-    """Bytes resident.
-
-    Not psutil's `memory_info`: statm lags behind by what each CPU has counted, up to 64 pages of each kind.
-    """
+    """Bytes resident. (statm, of psutil's `memory_info`, lags behind by up to 64 pages of each kind on each CPU.)"""
     found = dict(line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     return int(found["Rss:"]) * 1024
 
@@ -85,8 +81,7 @@ def _memory_rows(daemon: LabDaemon, after: str) -> list[Row]:
 
 
 def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
-    """CPU of both processes while nothing happens and no client asks, in windows of 5 s, each scaled to a minute;
-    ``mean`` is over all of them.
+    """CPU of both processes while nothing happens and no client asks, in windows of 5 s, each scaled to a minute.
 
     CannotError if the machine is too close to its threshold to be disarmed.
     """
@@ -144,12 +139,8 @@ def footprint(runs: int, pods: int, idle: float) -> list[Row]:
 
 
 # What a page fault costs with the programs attached, against without. Rounds of some 50 ms alternate between nothing
-# attached and one of two states, so that every round is compared with the two beside it and a machine that gets slower
-# or faster in between does not matter:
-#
-# * ``armed``: everything attached, the fine-grained programs included, with the lab node, its pod and its container
-#   watched as the daemon watches them;
-# * ``disarmed``: what stays attached far from every threshold, the OOM chain and the process events.
+# attached and one of two states, so that each is compared with the two beside it: ``armed``, with the lab node, its pod
+# and its container watched as the daemon does; ``disarmed``, what stays attached far from every threshold.
 
 FAULTS_NODE_BYTES = 256 * MIB
 #: Not reached by the loop, as on a node that is armed but not under pressure: nothing crosses, everything is compared.
@@ -189,11 +180,6 @@ def ratios(measure: Callable[[], int], pins: Pins, drain: Callable[[], object], 
     return found
 
 
-def _took(child: Child, passes: int) -> int:
-    child.send(str(passes))
-    return int(child.expect("took"))
-
-
 @bench(STATISTICS)
 @number("--triples", 100, "Rounds in each state.", 3)
 def overhead(triples: int) -> list[Row]:
@@ -213,9 +199,14 @@ def overhead(triples: int) -> list[Row]:
         Sweeper(pins, table).run()
         rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
         child = node.start(pod, "monitor.lab.workers:faults", mib=LOOP_MIB, cpu=max(os.sched_getaffinity(0)))
+
+        def took(passes: int) -> int:
+            child.send(str(passes))
+            return int(child.expect("took"))
+
         try:
-            passes = max(1, ROUND_NS // _took(child, 1))
-            found = ratios(lambda: _took(child, passes), pins, lambda: sum(ring.consume() for ring in rings), triples)
+            passes = max(1, ROUND_NS // took(1))
+            found = ratios(lambda: took(passes), pins, lambda: sum(ring.consume() for ring in rings), triples)
             return [summary(state, values, "ratio") for state, values in found.items()]
         finally:
             for ring in rings:

@@ -1,7 +1,6 @@
 """`outrace bench kills`: SIGKILL to the monitor's own processes at random moments around a crossing, or of holds.
 
-The lab starts the hot process again at once, as a service manager would; the hot process starts the side. What is
-checked is what may never happen (`kills`).
+The lab starts the hot process again at once, as a service manager would; the hot process starts the helper.
 """
 
 from __future__ import annotations

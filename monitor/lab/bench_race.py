@@ -188,11 +188,11 @@ def _hold_races(
         if not Sizes.of(_HOLD_NODE, line).fits():
             raise ConfigError(f"--margin {format_bytes(line)} is more than leaves room on the node", "give less")
     rows, clean = [], True
-    with LabNode("race", _HOLD_NODE, with_freezer=True) as node, state_dir(node) as directory:
-        for line in margins:
+    for line in margins:
+        given = ("--mode", HOLD, "--eviction-hard", f"memory.available<{line}")
+        with LabNode("race", _HOLD_NODE, with_freezer=True) as node:
             stage = HoldStage(node, line)
-            given = ("--mode", HOLD, "--eviction-hard", f"memory.available<{line}")
-            with LabDaemon(node, *given, state_dir=directory, keep_pins=True) as daemon:
+            with LabDaemon(node, *given) as daemon:
                 for kind in load or KINDS:
                     for count in hogs or HOGS:
                         name, results = f"{kind} hogs={count} margin={format_bytes(line)}", list[HoldResult]()
@@ -203,7 +203,6 @@ def _hold_races(
                                 progress(f"{name}, run {number}: {trouble}")
                         rows.append(hold_row(name, results))
                         progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
-            stage.leave()
     return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, _HOLD_COLUMNS)
 
 

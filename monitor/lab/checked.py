@@ -97,9 +97,8 @@ class Contents:
 
 
 class Anonymous:
-    """Page faults: 4K (or huge pages with ``huge``), or with ``populate`` all of it in one mmap first.
-
-    Each MiB is filled with a byte of its own: as fast as the kernel hands out pages.
+    """Page faults: 4K (or huge pages with ``huge``), or with ``populate`` all of it in one mmap first. Each MiB is
+    filled with a byte of its own: as fast as the kernel hands out pages.
     """
 
     def __init__(self, mib: int, seed: int, huge: bool = False, populate: bool = False) -> None:

@@ -138,9 +138,7 @@ class Hog(Child):
 
 
 class Janitor:
-    """Removes what it was told of when it is closed, or when this process has ended, also by `kill -9`
-    (monitor/lab/janitor.py).
-    """
+    """Removes what it was told of when it is closed or this process has ended (monitor/lab/janitor.py)."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

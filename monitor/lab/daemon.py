@@ -106,14 +106,12 @@ class LabDaemon:
             why = self.complaint().removeprefix("outrace: error: ")
             raise (CannotError if cannot else MonitorError)(f"the monitor did not start: {why}")
         self.address = f"http://{first['listen']}"
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise MonitorError(f"the monitor ended with status {self.process.returncode}: {self.complaint()}")
-            if self.get("/readyz")[0] == 200:
-                return
-            time.sleep(0.01)
-        raise MonitorError(f"the monitor is not ready after {PATIENCE_S:g} s: {self.get('/readyz')[1]}")
+        process = self.process
+        until(
+            lambda: process.poll() is not None or self.get("/readyz")[0] == 200, "the monitor to be ready", pause=0.01
+        )
+        if process.poll() is not None:
+            raise MonitorError(f"the monitor ended with status {process.returncode}: {self.complaint()}")
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         """The log of a process into ours, to its end."""

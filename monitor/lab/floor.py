@@ -1,13 +1,11 @@
 """The floor under every latency of the monitor: the least that Python does between a crossing and a SIGKILL.
 
-Keys: pins=DIR cgroup=DIR available_below=BYTES. One process that reads the ring of
-the same BPF programs, knows one cgroup with one threshold, and has the pidfd of the process to kill open: no
-pods, no policy, no ranking, nothing to report. It has what the monitor has: real-time priority, locked memory, no
-garbage collection.
+Keys: pins=DIR cgroup=DIR available_below=BYTES. It reads the ring of the same BPF programs, knows one cgroup with one
+threshold, and has the pidfd of the process to kill open: no pods, no policy, no ranking, nothing to report. It has the
+monitor's real-time priority, locked memory, and no garbage collection.
 
-It prints `ready`; each line `aim PID` on stdin is answered by `aimed`, and the next crossing by `killed CROSSED
-SEEN KILLED` (CLOCK_MONOTONIC nanoseconds: the kernel's time of the crossing, when its record was read, when the
-signal was sent). It ends when stdin is closed.
+A line `aim PID` is answered by `aimed`, and the next crossing by `killed CROSSED SEEN KILLED` (CLOCK_MONOTONIC ns: the
+kernel's time of the crossing, when its record was read, when the signal was sent).
 """
 
 from __future__ import annotations
@@ -28,38 +26,29 @@ from monitor.kernel.wire import CROSS, EVENT
 from monitor.lab.worker import Options, read_order, write_line
 
 
-class Floor:
-    def __init__(self, pins: Pins, cgroup: Path, available_below: int) -> None:
-        self._table = DomainTable(pins)
-        self._table.reset()
-        sweeper = Sweeper(pins, self._table)
-        self._index = self._table.add(cgroupfs.cgroup_id(cgroup))
-        sweeper.run()
-        self._ceilings = [ceiling_pages(cgroupfs.limit(cgroup) or 0, available_below)]
-        self._pidfd = -1
-        self.ring = Ring(pins, "events", self._on_record)
-        self.ring.consume()  # what an earlier reader left
-        self._links = [pins.attach(name) for name in pins.pressure]
-
-    def aim(self, pid: int) -> None:
-        self._pidfd = os.pidfd_open(pid)
-        self._table.set_ceilings(self._index, self._ceilings)
-
-    def _on_record(self, data: bytes) -> None:
-        record = EVENT.unpack_from(data)
-        if record[7] != CROSS or self._pidfd < 0:
-            return
-        seen_ns = time.monotonic_ns()
-        signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        write_line("killed", record[0], seen_ns, time.monotonic_ns())
-        os.close(self._pidfd)
-        self._pidfd = -1
-
-
 def floor(options: Options) -> None:
-    one = Floor(Pins(options["pins"]), Path(options["cgroup"]), int(options["available_below"]))
+    pins, cgroup = Pins(options["pins"]), Path(options["cgroup"])
+    table = DomainTable(pins)
+    table.reset()
+    index = table.add(cgroupfs.cgroup_id(cgroup))
+    Sweeper(pins, table).run()
+    ceilings = [ceiling_pages(cgroupfs.limit(cgroup) or 0, int(options["available_below"]))]
+    aimed_at: list[int] = []
+
+    def on_record(data: bytes) -> None:
+        record = EVENT.unpack_from(data)
+        if record[7] == CROSS and aimed_at:
+            seen_ns = time.monotonic_ns()
+            signal.pidfd_send_signal(aimed_at[0], signal.SIGKILL)
+            write_line("killed", record[0], seen_ns, time.monotonic_ns())
+            os.close(aimed_at.pop())
+
+    ring = Ring(pins, "events", on_record)
+    ring.consume()  # what an earlier reader left
+    for name in pins.pressure:
+        pins.attach(name)
     epoll = select.epoll()
-    epoll.register(one.ring.fileno(), select.EPOLLIN)
+    epoll.register(ring.fileno(), select.EPOLLIN)
     epoll.register(0, select.EPOLLIN)
     protect()
     gc.disable()
@@ -67,9 +56,10 @@ def floor(options: Options) -> None:
     while True:
         for fd, _ in epoll.poll():
             if fd != 0:
-                one.ring.consume()
-                continue
-            if not (order := read_order()):
+                ring.consume()
+            elif order := read_order():
+                aimed_at.append(os.pidfd_open(int(order.split()[1])))
+                table.set_ceilings(index, ceilings)
+                write_line("aimed")
+            else:
                 return
-            one.aim(int(order.split()[1]))
-            write_line("aimed")

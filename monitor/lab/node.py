@@ -169,9 +169,8 @@ class LabNode:
         unfinished.rename(pod.manifest)
 
     def protect(self, pod: LabPod, mib: int) -> None:
-        """Keep ``mib`` of the pod by memory.min (cgroup v2): from the machine's own reclaim too, which asks the node as
-        well (with 240 MiB available in a guest kswapd took 58 of 90 MiB of page cache), and in its containers, which
-        else get a share with the mount option memory_recursiveprot alone.
+        """Keep ``mib`` of the pod by memory.min (cgroup v2): from the machine's own reclaim too, which asks the node
+        (kswapd took 58 of 90 MiB else), and in its containers, which else need the mount option memory_recursiveprot.
         """
         for cgroup in (self.cgroup, pod.cgroup, *pod.containers.values()):
             (cgroup / "memory.min").write_text(str(mib * MIB))
@@ -191,9 +190,9 @@ class LabNode:
             remove_tree(str(frozen))
         self.pods.pop(pod.name, None)
 
-    def start_hog(self, pod: LabPod, container: str = "c0", **options: str | int) -> Hog:
-        """Start a hog in a container of ``pod`` and wait until it is ready (options: monitor/lab/hog.py)."""
-        hog = Hog(pod.containers[container], **options)
+    def start_hog(self, where: LabPod | Path, container: str = "c0", **options: str | int) -> Hog:
+        """Start a hog in a container of a pod, or a cgroup; it is ready (options: monitor/lab/hog.py)."""
+        hog = Hog(where if isinstance(where, Path) else where.containers[container], **options)
         self.children.append(hog)
         return hog
 
@@ -234,9 +233,7 @@ class LabNode:
         return sum(cgroupfs.oom_kills(self.hierarchy, directory) or 0 for directory in directories)
 
     def reset_peak(self) -> None:
-        """Start measuring `peak` anew. Before Linux 6.12 the one of cgroup v2 cannot be: it goes on from the node's
-        beginning. Raises CannotError where there is none.
-        """
+        """Start measuring `peak` anew (not on cgroup v2 before Linux 6.12). Raises CannotError where there is none."""
         if self.hierarchy.version == 1:
             (self.cgroup / "memory.max_usage_in_bytes").write_text("0")
             return

@@ -29,10 +29,8 @@ _OF_VICTIM = ("victim_pid", "victim_comm", "oom_score_adj", "invoker_pid", "pod_
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """`detection_us`: crossing to decision.
-
-    `kill_us`: crossing to SIGKILL sent. `headroom_bytes`: between the highest usage and the limit, what was left when
-    it was over. Times are None where there was no decision or no record of it.
+    """`detection_us`: crossing to decision; `kill_us`: to SIGKILL sent; None where no record has it.
+    `headroom_bytes`: between the highest usage and the limit.
     """
 
     winner: str
@@ -155,8 +153,8 @@ _FILES = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the ballast gives back and what the held pod takes, so that it runs out of memory beside the ballast and
-    has room without it, and what is left between its start and the threshold, in bytes.
+    """In bytes: what the ballast gives back, what the held pod takes (too much beside the ballast, and not without it),
+    and what is left between its start and the threshold.
     """
 
     ballast: int
@@ -225,8 +223,8 @@ class HoldStage:
         self._renewed = 0
 
     def renew(self, daemon: LabDaemon) -> None:
-        """Another pod in the place of the victim, as a controller makes it: one that was evicted is not held again, and
-        of one pod the daemon reports one hold a minute.
+        """Another pod in the place of the victim: one that was evicted is not held again, and of one pod the daemon
+        reports one hold a minute.
         """
         self._renewed += 1
         self.node.remove_pod(self.victim)
@@ -251,13 +249,6 @@ class HoldStage:
         for child in children:
             child.expect("ready")
         return children
-
-    def leave(self) -> None:
-        """Take the pods away, for a stage with another margin."""
-        for child in list(self.node.children):
-            self.node.end(child)
-        for pod in list(self.node.pods.values()):
-            self.node.remove_pod(pod)
 
     def _snapshot(self) -> dict[Path, str]:
         """What the files say that a brake may write, of the pod that is held and its containers."""

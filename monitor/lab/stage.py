@@ -193,12 +193,10 @@ class Stage:
         hog.go()
         self.dies(hog)
 
-    def hog_outside_pods(self, mib: int, **options: str | int) -> Hog:
+    def hog_outside_pods(self, mib: int, **options: Any) -> Hog:
         """As `hog`, but in a cgroup of the node that belongs to no pod."""
-        hog = Hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib, **options)
-        self.node.children.append(hog)
-        self.hogs.append(hog)
-        return hog
+        self.hogs.append(self.node.start_hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib, **options))
+        return self.hogs[-1]
 
     def filled(self, pod: LabPod, mib: int, **options: str | int) -> Hog:
         hog = self.hog(pod, mib, container="c0", **options)

@@ -15,10 +15,7 @@ from monitor.lab.worker import MIB, Options, join, read_order, stdin_is_ready, w
 
 def faults(options: Options) -> None:
     """Page faults, for `bench overhead`: for each line `N` all of `mib` MiB of 4K pages are touched N times on `cpu`
-    and given back in between; answers `took NS`, its CPU time.
-
-    The touching is one extended slice assignment, a loop in C: a byte per page, so nearly all of the time is the
-    kernel's page-fault path.
+    and given back in between, a byte per page by a loop in C; answers `took NS`, its CPU time.
     """
     os.sched_setaffinity(0, {int(options["cpu"])})
     memory = mmap.mmap(-1, int(options["mib"]) * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -42,9 +39,8 @@ def faults(options: Options) -> None:
 
 
 def neighbour(options: Options) -> None:
-    """Takes the CPU from the monitor, by `kind`: `compile` compiles Python source at nice 19, one process for each
-    file, as a build does in the background; `churn` forks processes that end, as fast as one parent can, which also
-    takes the lock that reading the cgroup.procs of cgroup v1 waits for.
+    """Takes the CPU from the monitor, by `kind`: `compile` compiles Python source at nice 19, a process for each file;
+    `churn` forks processes that end, which also takes the lock that reading the cgroup.procs of cgroup v1 waits for.
     """
     compiles = options["kind"] == "compile"
     source = Path(os.__file__).read_text() if compiles else ""
@@ -93,9 +89,8 @@ def files(options: Options) -> None:
 
 def poller(options: Options) -> None:
     """The baseline of `bench race`: reads the counters of `cgroup` every `interval_us`, from `phase_us` after the line
-    `go`, and kills the pids of `kill` when less than `margin` bytes are available.
-
-    It has everything the monitor has but the events: real-time priority, descriptors kept open, victims known before.
+    `go`, and kills the pids of `kill` when less than `margin` bytes are available. It has everything the monitor has
+    but the events: real-time priority, descriptors kept open, victims known before.
     """
     cgroup, margin, interval = options["cgroup"], int(options["margin"]), int(options["interval_us"]) / 1e6
     v2 = os.path.exists(f"{cgroup}/memory.current")
