@@ -1,8 +1,7 @@
 """The process the kernel's OOM killer would take: its arithmetic (mm/oom_kill.c) on facts given as values.
 
 points = pages of (rss + swap + page tables) + oom_score_adj * (totalpages / 1000), in whole numbers, the quotient
-truncated first. A process at -1000 is never taken. (Before Linux 5.9 none had less than one point, so all processes
-with a strongly negative adj were equal.)
+truncated first. A process at -1000 is never taken.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ class Process(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """The process the kernel would kill; its `points` in pages."""
-
     process: Process
     points: int
 
@@ -52,8 +49,7 @@ def badness(process: Process, totalpages: int) -> int | None:
 
 
 def likely_victim(processes: Iterable[Process], totalpages: int, memcg: str | None = None) -> Victim | None:
-    """The victim of the OOM killer at the limit of cgroup ``memcg`` (None: of the machine); None: no one can be killed.
-
+    """The victim of the OOM killer at the limit of cgroup ``memcg`` (None: of the machine); None: there is none.
     ``processes`` in the order the kernel meets them (by cgroup, oldest first): of equal ones it takes the last.
     """
     best: Victim | None = None

@@ -73,13 +73,13 @@ def burst(f: Facts) -> Burst | None:
         on_ns = TIMES_MS[-1] * 1_000_000
         points.append((last_ns + on_ns, last + round(rate * on_ns / 1e9)))
     series = TimeSeries(points)
-    hard = [w.quantity for w in watched if w.hard and w.signal == SIGNAL_OF[domain] and not w.compared]
+    hard = (w.quantity for w in watched if w.hard and w.signal == SIGNAL_OF[domain] and not w.compared)
     capacities = {w.domain: w.capacity for w in f.episode.watched}
     reserved = capacities[NODE] - capacities[KUBEPODS] if {NODE, KUBEPODS} <= capacities.keys() else None
     return Burst(
         signal=SIGNAL_OF[domain],
         capacity=watched[0].capacity,
-        threshold=hard[0] if hard else None,
+        threshold=next(hard, None),
         beyond=max(0, watched[0].capacity - f.limit) if f.limit is not None else 0,
         rate=round(rate, 1) if rate is not None else None,
         most=tuple([(ms, _most_within(series, ms * 1_000_000)) for ms in TIMES_MS]),

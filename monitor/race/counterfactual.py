@@ -1,8 +1,7 @@
 """What a kubelet would have done with the same record, by its 10 s loop.
 
-The phase of the 10 s loop is not known, so every phase counts alike. The record cuts the phases into
-cells in which the same passes see the same thresholds met; in a cell one run of the policy's own pass answers for all
-of it, so the probabilities are exact, not sampled.
+The phase of the loop is not known, so every phase counts alike. The record cuts the phases into cells in which the same
+passes see the same thresholds met; in a cell one run of the policy's own pass answers for all of it.
 
 At an eviction, and where a pod is held, the record is cut, and memory goes on growing at the same rate up to the limit.
 """
@@ -68,13 +67,10 @@ def kubelets_answer(f: Facts, config: PassConfig) -> tuple[Counterfactual, ...]:
     nothing where none was crossed.
     """
     seen = world(f)
-    if seen is None:
-        return ()
-    return (counterfactual(seen, replace(config, thresholds=kubelets(config.thresholds))),)
+    return () if seen is None else (counterfactual(seen, replace(config, thresholds=kubelets(config.thresholds))),)
 
 
 def counterfactual(world: World, config: PassConfig) -> Counterfactual:
-    """What a kubelet with these thresholds would have done."""
     pieces = _pieces(world, config)
     oom = inf if world.oom_ns is None else world.oom_ns
     detected = sum(p.weight * _part_before(p, oom) for p in pieces)
@@ -82,12 +78,8 @@ def counterfactual(world: World, config: PassConfig) -> Counterfactual:
     obeying = sum(p.weight * _part_before(p, oom - KILL_NS) for p in pieces)
     p10, p50, p90 = (_quantile(pieces, q, world.crossed_ns) for q in (0.1, 0.5, 0.9))
     oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)
-    detected, in_time, obeying = map(_rounded, (detected, in_time, obeying))
+    detected, in_time, obeying = (round(min(1.0, max(0.0, p)), 6) for p in (detected, in_time, obeying))
     return Counterfactual("poll", detected, in_time, obeying, p10, p50, p90, oom_ms, world.assumed)
-
-
-def _rounded(p: float) -> float:
-    return round(min(1.0, max(0.0, p)), 6)
 
 
 def _part_before(piece: _Piece, ts: float) -> float:
@@ -125,14 +117,12 @@ def _pieces(world: World, config: PassConfig) -> list[_Piece]:
 def _corners(world: World, config: PassConfig) -> list[float]:
     """The moments at which a threshold begins or ceases to be met, min reclaim included."""
     found: list[float] = []
-    for rule in config.rules:
-        series = world.working_set.get(rule.signal)
-        if series is not None:
-            capacity = world.capacity[rule.signal]
-            value = rule.threshold.quantity(capacity)
-            reclaim = rule.threshold.min_reclaim
-            for level in {value, value + (reclaim.amount(capacity) if reclaim is not None else 0)}:
-                found += [t for span in series.above(capacity - level) for t in span if t != inf]
+    for rule in (rule for rule in config.rules if rule.signal in world.working_set):
+        capacity, reclaim = world.capacity[rule.signal], rule.threshold.min_reclaim
+        value = rule.threshold.quantity(capacity)
+        for level in {value, value + (reclaim.amount(capacity) if reclaim is not None else 0)}:
+            spans = world.working_set[rule.signal].above(capacity - level)
+            found += [t for span in spans for t in span if t != inf]
     return found
 
 
@@ -143,8 +133,7 @@ def _cell(
     state = State()
     for k in range(_MOST_PASSES):
         start = first + low + k * PERIOD_NS
-        middle = first + (low + high) / 2 + k * PERIOD_NS
-        result = _pass(world, config, state, order, middle)
+        result = _pass(world, config, state, order, start + (high - low) / 2)
         state = result.state
         if result.outcome.victim is not None:
             return _Piece(start, start + high - low, (high - low) / PERIOD_NS, result.grace_s)
@@ -153,11 +142,11 @@ def _cell(
 
 def _pass(world: World, config: PassConfig, state: State, order: Sequence[Candidate], ts: float) -> PassResult:
     """The policy's own pass on the numbers of this moment."""
-    now = round(ts)
-    seen = {}
-    for signal, series in world.working_set.items():
-        capacity = world.capacity[signal]
-        seen[signal] = Observation(capacity - round(series.at(ts)), capacity, now)
+    now, capacity = round(ts), world.capacity
+    seen = {
+        signal: Observation(capacity[signal] - round(series.at(ts)), capacity[signal], now)
+        for signal, series in world.working_set.items()
+    }
     return run_pass(config, state, seen, now, lambda _signal: order)
 
 
@@ -166,8 +155,8 @@ def _pass(world: World, config: PassConfig, state: State, order: Sequence[Candid
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A record as the kubelet's numbers. By memory signal: the working set of its cgroup and its capacity. The pods as
-    candidates. When the threshold was crossed and when the OOM killer comes (None: never).
+    """A record as the kubelet's numbers, by memory signal; when the threshold was crossed and when the OOM killer comes
+    (None: never).
     """
 
     working_set: Mapping[str, TimeSeries]

@@ -29,12 +29,10 @@ _CLOCKS = 16
 @dataclass(frozen=True, slots=True)
 class Episode(Record):
     """What happened, sorted by time. `start_ns` is its first sign (a crossing, a mark, a kill); samples and reclaim of
-    the time before are among the events.
-
-    `ended`: "quiet" (of kills in a place of their own that do not stop: cut between two of them, see
-    `Bounds.longest_ns`), "record stops", "crowded" (too many at once, or cut while a victim was not gone) or "open"
-    (still going on). `dropped`: events beyond the bounds. `realtime_ns`: what makes its times Unix times, by the wall
-    clock at its start; None without a `Clock` event.
+    the time before are among the events. `ended`: "quiet" (of kills in a place of their own that do not stop: cut
+    between two of them, see `Bounds.longest_ns`), "record stops", "crowded" (too many at once, or cut while a victim
+    was not gone) or "open" (still going on). `dropped`: events beyond the bounds. `realtime_ns`: what makes its times
+    Unix times, by the wall clock at its start; None without a `Clock` event.
     """
 
     domain: str
@@ -83,9 +81,8 @@ def feed(state: State, event: ev.Event) -> tuple[State, tuple[Episode, ...]]:
 
 def ongoing(state: State, since_ns: int | None = None) -> tuple[Episode, ...]:
     """The episodes as they stand at this moment, events still waiting included: for an alert that cannot wait.
-
-    ``since_ns``: `State.latest_ns` when this was last asked; only episodes in which a process was killed or gone since
-    then. (One at that very moment may come twice, none is left out.)
+    ``since_ns``: `State.latest_ns` when this was last asked; only those in which a process was killed or gone since
+    (or at that very moment).
     """
     state, done = _take_all(state, state.waiting)
     touched = [o for o in state.open if since_ns is None or o.touched_ns >= since_ns]
@@ -176,10 +173,8 @@ def _take(state: State, event: ev.Event) -> State:
 
 
 def _with(state: State, o: Open, event: ev.Event) -> Open:
-    """The episode with one more event; with a mark comes what is known of its victim already.
-
-    A mark may arrive late (its ring is another one, and a reader that was stopped reads one ring after the other), or
-    be traced after its victim left: an exit that came before it is not waited for again.
+    """The episode with one more event; with a mark comes what is known of its victim already: a mark may arrive late
+    (rings are read one after the other), or be traced after its victim left.
     """
     ranked = state.ranked
     if ranked is not None and isinstance(event, ev.Mark | ev.Decided) and o.ranked_ns != ranked.ts_ns:

@@ -11,8 +11,7 @@ from monitor.policy.ranking import Candidate
 from monitor.race import events as ev
 from monitor.race.badness import evictable
 
-#: The time a killed process needs to die, for an eviction that was only observed: its exit frees about
-#: 7 GB/s, measured on one CPU, after about 1 ms.
+#: How long a killed process takes to die, for an eviction that was only observed: 1 ms, then 7 GB/s (one CPU).
 EXIT_NS = 1_000_000
 EXIT_BYTES_PER_S = 7_000_000_000
 #: The kubelet's runtime layer never gives a pod less than 2 s between SIGTERM and SIGKILL.
@@ -34,9 +33,7 @@ class Pressed:
 @dataclass(frozen=True, slots=True)
 class RecordedEviction:
     """One eviction, done or only decided (`observed`). Times in ns, None: did not happen (or was not recorded).
-
-    `settled_ns`: when nothing more was expected of it. `again_ns`: when the same was last decided anew, while it went
-    on.
+    `settled_ns`: when nothing more was expected of it. `again_ns`: when it was last decided anew, while it went on.
     """
 
     decision: ev.Decided
@@ -125,14 +122,12 @@ def met_before(events: Iterable[ev.Event], until_ns: int) -> dict[tuple[str, str
 
 
 def by_kubelet(events: Iterable[ev.Event]) -> list[RecordedEviction]:
-    """Evictions by a kubelet, which reports nothing when it decides.
+    """Evictions by a kubelet, which reports nothing when it decides: the first SIGKILL stands for that, or when memory
+    came back.
 
     Known by what its runtime did: SIGKILL to a pod that might be evicted, while a threshold of the node was met, and
-    then no process was left of that pod. Or by what it wrote to the server, whatever the runtime did: a pod that obeys
-    SIGTERM gets no SIGKILL while the threshold is met.
-
-    Not of a pod that outrace evicts or in which the OOM killer was: what a runtime kills then is what they left. When
-    the kubelet decided is not known: the first SIGKILL stands for it, or when memory came back.
+    then no process was left of that pod. Or by what it wrote to the server: a pod that obeys SIGTERM gets no SIGKILL
+    while the threshold is met. Not of a pod that outrace evicts or in which the OOM killer was.
     """
     known = _ByKubelet()
     for event in events:
@@ -207,10 +202,8 @@ def _kubelets(
     taken: Container[str],
     reported_name: str = "",
 ) -> RecordedEviction | None:
-    """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict.
-
-    ``taken``: pods that it evicted before. ``reported_name``: its name, where the API server reports it as
-    Evicted; its rank is 0 where it is not known.
+    """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict. ``taken``: pods that
+    it evicted before. ``reported_name``: where the API server reports it as Evicted; its rank is 0 if not known.
     """
     left = (c for c in evictable(order) if c.uid not in taken)
     rank, its = next(((k, c) for k, c in enumerate(left, 1) if c.uid == pod), (0, None))

@@ -126,9 +126,8 @@ class Facts:
         return tuple([e for e in mine if not self._is_past(e, kill)])
 
     def _is_past(self, e: RecordedEviction, kill_ns: int) -> bool:
-        """Whether the threshold cleared between a decision and the kill, and not only for a moment: if it was crossed
-        again at once, the eviction freed too little. A pod that was still dying at the kill is of the present whatever
-        happened meanwhile.
+        """Whether the threshold cleared between a decision and the kill, and not only for a moment (the eviction freed
+        too little then). A pod that was still dying at the kill is of the present whatever happened meanwhile.
         """
         d = e.decision
         mine = [c for c in self.episode.events if isinstance(c, ev.Clear | ev.Crossing) and c.threshold == d.threshold]

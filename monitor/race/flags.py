@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from monitor.policy import stall
 from monitor.race import incident as i
 from monitor.race.badness import evictable
@@ -75,15 +77,11 @@ def is_group_kill(f: Facts) -> bool:
     """Several processes killed at once (`one_kill`) in one cgroup that is not known to die one by one, or, where one of
     them is known to die as a whole, below one cgroup: memory.oom.group may be set on an ancestor.
     """
-    for k, mark in enumerate(f.kills):
-        for other in f.kills[k + 1 :]:
-            if not one_kill(mark, other):
-                continue
-            groups = {mark.group, other.group}
-            if True in groups and _top(mark.memcg) == _top(other.memcg):
-                return True
-            if False not in groups and other.memcg == mark.memcg:
-                return True
+    for mark, other in combinations(f.kills, 2):
+        groups = {mark.group, other.group}
+        below = True in groups and _top(mark.memcg) == _top(other.memcg)
+        if one_kill(mark, other) and (below or (False not in groups and other.memcg == mark.memcg)):
+            return True
     return False
 
 

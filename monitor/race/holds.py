@@ -37,21 +37,15 @@ class HeldPod(Record):
 
 def held_pods(f: Facts) -> tuple[HeldPod, ...]:
     """Every hold of an episode, in order."""
-    events = f.episode.events
-    first: dict[tuple[str, int], PodHeld] = {}
-    last: dict[tuple[str, int], PodHeld] = {}
-    for event in events:
-        if isinstance(event, PodHeld):
-            first.setdefault((event.pod, event.hold), event)
-            last[event.pod, event.hold] = event
-    ends = {(e.pod, e.hold): e for e in events if isinstance(e, PodReleased)}
-    start_ns = min((hold.ts_ns for hold in first.values()), default=None)
-    lasts_ms = _lasts_ms(f, start_ns) if start_ns is not None else None
+    begun = [e for e in f.episode.events if isinstance(e, PodHeld)]
+    first = {(e.pod, e.hold): e for e in reversed(begun)}
+    last = {(e.pod, e.hold): e for e in begun}
+    ends = {(e.pod, e.hold): e for e in f.episode.events if isinstance(e, PodReleased)}
+    start_ns = begun[0].ts_ns if begun else None
     evicted = _evicted_by_kubelet(f)
     found = []
-    for key, hold in first.items():
-        end = ends.get(key)
-        until_ns = end.ts_ns if end is not None else f.episode.end_ns
+    for key in last:
+        hold, end = first[key], ends.get(key)
         found.append(
             HeldPod(
                 pod=hold.pod_name,
@@ -59,10 +53,10 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
                 brake=last[key].brake,
                 cap_bytes=last[key].cap,
                 available_bytes=hold.available,
-                ms=round((end.held_ns if end is not None else max(0, until_ns - hold.ts_ns)) / 1e6, 3),
+                ms=round((end.held_ns if end is not None else max(0, f.episode.end_ns - hold.ts_ns)) / 1e6, 3),
                 why=end.why if end is not None else "",
                 grew_bytes=end.grew if end is not None else None,
-                lasts_ms=lasts_ms if hold.ts_ns == start_ns else None,
+                lasts_ms=_lasts_ms(f, hold.ts_ns) if hold.ts_ns == start_ns else None,
                 by_kubelet=evicted.get(hold.pod, -1) >= hold.ts_ns,
                 instead=end.instead if end is not None else None,
             )

@@ -51,10 +51,8 @@ DEFAULT_BOUNDS = Bounds()
 
 @dataclass(frozen=True, slots=True)
 class Open(Record):
-    """An episode going on.
-
-    What every event that comes is compared with is kept beside the events: looking through a thousand of them, in each
-    of 30 episodes, took longer than the events were apart.
+    """An episode going on. What every event is compared with is kept beside the events: looking through a thousand of
+    them, in each of 30 episodes, took longer than the events were apart.
     """
 
     key: str
@@ -118,10 +116,8 @@ def concerns(o: Open, event: ev.Event) -> bool:
 
 
 def too_long(o: Open, event: ev.Event, bounds: Bounds) -> bool:
-    """Whether endless kills belong to another episode from this event on.
-
-    It is cut where the next kill begins a story of its own, so that what follows upon a kill (an exit, what the runtime
-    kills then) stays with it; where none does, once no victim could be waited for any more.
+    """Whether endless kills belong to another episode from this event on: the next kill that begins a story of its own
+    (what follows upon a kill stays with it), or any once no victim could be waited for any more.
     """
     age_ns = event.ts_ns - o.start_ns
     if o.key == PRESSURE or o.met or o.pods or o.holds or age_ns < bounds.longest_ns:
@@ -134,10 +130,8 @@ def too_long(o: Open, event: ev.Event, bounds: Bounds) -> bool:
 
 
 def of_victim(old: ev.Event, event: ev.Event) -> bool:
-    """The OOM killer's SIGKILL, and perhaps the exit, recorded before the mark.
-
-    A victim may be gone when its mark is traced: one that runs on the killer's CPU as soon as it is killed, or a frozen
-    one that was ending anyway and is let go by the mark.
+    """The OOM killer's SIGKILL, and perhaps the exit, recorded before the mark: a victim may be gone when its mark is
+    traced, if it runs on the killer's CPU, or was frozen, ending anyway, and is let go by the mark.
     """
     if not isinstance(event, ev.Mark):
         return False
@@ -155,12 +149,11 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
             samples = (*samples[:half:2], *samples[half:])
         return replace(o, samples=samples)
     if isinstance(event, ev.Exit):
-        o = replace(o, pids=tuple([p for p in o.pids if p[0] != event.pid]))
-    events, dropped = (*o.events, event), o.dropped
+        o = replace(o, pids=_without(o.pids, event.pid))
+    events, half = (*o.events, event), bounds.events // 2
     if len(events) > bounds.events:
-        half = bounds.events // 2
-        events, dropped = (*o.events[:half], *o.events[half + 1 :], event), o.dropped + 1
-    o = _indexed(replace(o, events=events, dropped=dropped), event, bounds)
+        o, events = replace(o, dropped=o.dropped + 1), (*events[:half], *events[half + 1 :])
+    o = _indexed(replace(o, events=events), event, bounds)
     if before or not _lasts(o, event):
         return o
     return replace(_tracked(o, event, bounds), last_ns=max(o.last_ns, event.ts_ns))
@@ -202,6 +195,10 @@ def _with(known: tuple[T, ...], new: tuple[T, ...], most: int) -> tuple[T, ...]:
     return (*known, *[one for one in new if one not in known])[-most:]
 
 
+def _without(awaited: tuple[tuple[T, int], ...], gone: T) -> tuple[tuple[T, int], ...]:
+    return tuple([one for one in awaited if one[0] != gone])
+
+
 def _tracked(o: Open, event: ev.Event, bounds: Bounds) -> Open:
     """What has to end before the episode does."""
     if isinstance(event, ev.Crossing):
@@ -213,17 +210,17 @@ def _tracked(o: Open, event: ev.Event, bounds: Bounds) -> Open:
         return replace(o, pids=awaited[-bounds.events :])
     if isinstance(event, ev.Decided) and not event.observed:
         until = event.ts_ns + event.grace_s * 10**9 + bounds.victim_ns
-        return replace(o, pods=(*[p for p in o.pods if p[0] != event.pod], (event.pod, until)))
+        return replace(o, pods=(*_without(o.pods, event.pod), (event.pod, until)))
     if isinstance(event, ev.Kill) and event.by_runtime and event.pod is not None:
         known = any(uid == event.pod for uid, _ in o.pods)
         return o if known else replace(o, pods=(*o.pods, (event.pod, event.ts_ns + bounds.victim_ns)))
     if isinstance(event, ev.PodHeld) or (isinstance(event, ev.Stalled) and not event.over):
         until = (event.until_ns if isinstance(event, ev.PodHeld) else event.ts_ns + _STALL_NS) + bounds.victim_ns
-        return replace(o, holds=(*[p for p in o.holds if p[0] != event.pod], (event.pod, until)))
+        return replace(o, holds=(*_without(o.holds, event.pod), (event.pod, until)))
     if isinstance(event, ev.PodReleased | ev.Stalled):
-        return replace(o, holds=tuple([p for p in o.holds if p[0] != event.pod]))
+        return replace(o, holds=_without(o.holds, event.pod))
     if isinstance(event, ev.Gone):
-        return replace(o, pods=tuple([p for p in o.pods if p[0] != event.pod]))
+        return replace(o, pods=_without(o.pods, event.pod))
     if isinstance(event, ev.Signalled) and event.signal == ev.SIGKILL and event.by == ev.KUBELET:
         until = event.ts_ns + bounds.victim_ns
         return replace(o, pods=tuple([(uid, min(was, until) if uid == event.pod else was) for uid, was in o.pods]))

@@ -77,10 +77,7 @@ def observed_in_time(f: Facts) -> list[RecordedEviction]:
 
 def balance(f: Facts) -> int | None:
     """Bytes that the pods of `observed_in_time` held when the OOM killer came, less what memory had grown by since the
-    first of those decisions. None: not known.
-
-    At the kill all the room there was at the decision has been used up, so the eviction has to make up for the growth
-    and not just for the last page: with less, memory would have stood worse than when it was decided, and growing.
+    first of those decisions (which an eviction has to make up for, and not just for the last page). None: not known.
     """
     gone = observed_in_time(f)
     grown = _grown(f, gone[0]) if gone else None
@@ -134,9 +131,8 @@ def _before_decision(f: Facts, basis: RecordedEviction | None) -> Margins:
 def _during_grace(f: Facts, basis: RecordedEviction) -> Margins:
     """Time: what was left of the grace, or of dying, at the kill."""
     kill = f.kill_ns or 0
-    end = basis.forced_ns + EXIT_NS
-    if basis.done_ns is not None and (basis.forced_ns <= kill or basis.decision.observed):
-        end = basis.done_ns
+    is_dying = basis.forced_ns <= kill or basis.decision.observed
+    end = basis.done_ns if basis.done_ns is not None and is_dying else basis.forced_ns + EXIT_NS
     left = max(0, end - kill)
     return _lacking(f, left), _ms(-left)
 
@@ -144,11 +140,8 @@ def _during_grace(f: Facts, basis: RecordedEviction) -> Margins:
 def _after_eviction(f: Facts, basis: RecordedEviction) -> Margins:
     """Time: from the end of the pod to the kill. Bytes: what was allocated in between, beyond what the pod gave."""
     kill, done = f.kill_ns or 0, basis.done_ns or 0
-    used: int | None = None
-    sample = next((used for ts, used in f.usage if done <= ts < kill), None)
-    if sample is not None:
-        used = sample
-    elif basis.decision.usage is not None and basis.freed is not None:
+    used = next((used for ts, used in f.usage if done <= ts < kill), None)
+    if used is None and basis.decision.usage is not None and basis.freed is not None:
         used = max(0, basis.decision.usage - basis.freed)
     if used is None or f.limit is None:
         return _lacking(f, kill - done), _ms(done - kill)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from monitor.policy.signals import working_set
 from monitor.race.codec import Record, RecordError
@@ -75,10 +75,8 @@ class Memory(Record):
 
 
 def stored(incident: Mapping[str, Any]) -> Memory | None:
-    """What a stored incident has of it; None where nothing was recorded, or an earlier version stored it.
-
-    Raises RecordError where another version stored it, and for what cannot be drawn: a curve without two points, or
-    points that are no figures.
+    """What a stored incident has of it; None where nothing was recorded. Raises RecordError where another version
+    stored it, and for what cannot be drawn: a curve without two points, or points that are no figures.
     """
     if incident.get("memory") is None:
         return None
@@ -119,11 +117,8 @@ def memory(f: Facts) -> Memory | None:
     return Memory(tuple(lines), tuple(curves)) if curves else None
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What a domain's working set grew by between the first sample of the record and the last before the start.
-    `first` and `last` are these samples.
-    """
+class Growth(NamedTuple):
+    """What a domain's working set grew by between the first sample of the record and the last before the start."""
 
     domain: str
     first: Sample

@@ -34,11 +34,9 @@ class Reaction:
 
 
 def left_for_hold(taken: float, through: int) -> float:
-    """Bytes that have to be left when the brake is on, after ``taken`` were taken until then.
-
-    They hold what a pod takes until it is held, above the kill threshold
-    (`monitor.policy.hold.second_line`): a quarter of what is left, or as much as is taken until a kill has worked, but
-    no more than three quarters.
+    """Bytes that have to be left when the brake is on, after ``taken`` were taken until then: what a pod takes until it
+    is held, above the kill threshold (`monitor.policy.hold.second_line`), which is a quarter of what is left, or as
+    much as is taken until a kill has worked, but no more than three quarters.
     """
     return max(taken + through, 4 * max(taken, through) / 3)
 
@@ -80,10 +78,8 @@ class Survives(Record):
 
 
 def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
-    """The smallest quantity (bytes) of a threshold that survives ``rate`` bytes/s in every phase.
-
-    ``beyond``: bytes that the capacity counts and the limit does not allow. A threshold is met strictly below its
-    quantity, so one byte more than is taken.
+    """The smallest quantity (bytes) of a threshold that survives ``rate`` bytes/s in every phase: it is met strictly
+    below that. ``beyond``: bytes that the capacity counts and the limit does not allow.
     """
     return beyond + _need_milli(rate, reaction, max(reaction.phases_ms)) // 1000 + 1
 

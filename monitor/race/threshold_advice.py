@@ -92,8 +92,7 @@ def _advised(mine: Sequence[Evidence], reaction: Reaction, quantile: float) -> A
         [(needed(b, reaction, ms), key, ms, b) for key, b in mine for ms in reaction.phases_ms], key=itemgetter(0)
     )
     need, key, ms, burst = needs[min(len(needs) - 1, max(0, ceil(quantile * len(needs) - 1e-9) - 1))]
-    wanted = int(need) + 1  # a threshold is met strictly below its quantity
-    best = wanted if wanted < last.capacity else None
+    best = int(need) + 1 if int(need) + 1 < last.capacity else None  # it is met strictly below its quantity
     present = last.threshold
     won = None if present is None else round(sum(n < present for n, _, _, _ in needs) / len(needs), 4)
     taken, through = burst.taken(ms), reaction.through or 0
@@ -117,10 +116,7 @@ def _advised(mine: Sequence[Evidence], reaction: Reaction, quantile: float) -> A
 
 
 def reservation(evidence: Sequence[Evidence]) -> Reservation | None:
-    """What would have to be reserved; None where it was not recorded what is outside the pods.
-
-    As in `advise`, only what is of the latest capacity counts.
-    """
+    """What would have to be reserved, by bursts of the latest capacity; None: it is not known what is outside pods."""
     known = [(key, b) for key, b in evidence if b.outside is not None and b.reserved is not None]
     if not known:
         return None

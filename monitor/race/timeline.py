@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,27 +21,25 @@ _MOST = 64
 def steps(episode: Episode) -> tuple[dict[str, Any], ...]:
     """Every step, in order, `t_ms` from the episode's start (negative: before it)."""
     found = list(_before(episode))
-    counts: dict[str, int] = {}
-    left_out: dict[str, tuple[int, int]] = {}
+    counts: Counter[str] = Counter()
+    left_out: dict[str, int] = {}  # when the last of them was
     reclaimed: set[str] = set()
     for event in episode.events:
         if isinstance(event, ev.Reclaim):
             if event.memcg in reclaimed:
                 continue  # a reclaim is begun dozens of times on the way to an OOM: the first says it
             reclaimed.add(event.memcg)
-        made = _step(event)
-        if made is None:
+        if (made := _step(event)) is None:
             continue
         what = made["what"]
-        counts[what] = counts.get(what, 0) + 1
+        counts[what] += 1
         if counts[what] > _MOST:
-            left_out[what] = (event.ts_ns, counts[what] - _MOST)
-            continue
-        found.append(_at(episode, event.ts_ns, made))
-    for what, (ts_ns, count) in left_out.items():
-        found.append(_at(episode, ts_ns, {"what": "more", "of": what, "count": count}))
-    found.sort(key=lambda s: float(s["t_ms"]))
-    return tuple(found)
+            left_out[what] = event.ts_ns
+        else:
+            found.append(_at(episode, event.ts_ns, made))
+    for what, ts_ns in left_out.items():
+        found.append(_at(episode, ts_ns, {"what": "more", "of": what, "count": counts[what] - _MOST}))
+    return tuple(sorted(found, key=lambda s: float(s["t_ms"])))
 
 
 def _at(episode: Episode, ts_ns: int, fields: dict[str, Any]) -> dict[str, Any]:
