@@ -139,9 +139,8 @@ def advise(state_dir: str | None, no_daemon: bool, output: str, since: float | N
     For a polling kubelet, one notified by the kernel (cgroup v1), and outrace in each mode, from the growth of each
     race; with the growth that the threshold in force survives. Fewer than some dozen races describe the past alone.
     """
-    from monitor.race.burst import Burst
     from monitor.race.codec import RecordError
-    from monitor.race.threshold_advice import Evidence, reservation
+    from monitor.race.threshold_advice import Burst, Evidence, reservation
     from monitor.race.threshold_advice import advise as advised
 
     with reading(state_dir, no_daemon) as (reader, directory):

@@ -8,7 +8,8 @@ At an eviction, and where a pod is held, the record is cut, and memory goes on g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
@@ -22,7 +23,6 @@ from monitor.policy.thresholds import kubelets
 from monitor.race.codec import Record
 from monitor.race.events import Crossing, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, growth
-from monitor.race.series import TimeSeries
 
 PERIOD_NS = 10_000_000_000
 #: The runtime layer gives a pod 2 s at least, and the SIGKILL came 2.03 s after the decision.
@@ -148,6 +148,56 @@ def _pass(world: World, config: PassConfig, state: State, order: Sequence[Candid
         for signal, series in world.working_set.items()
     }
     return run_pass(config, state, seen, now, lambda _signal: order)
+
+
+#: Intervals of time [begin, end) in ns.
+Spans = list[tuple[float, float]]
+
+
+class TimeSeries:
+    """Bytes over time, from points (ns, bytes). Before the first point its value holds, after the last one too."""
+
+    def __init__(self, points: Iterable[tuple[int, int]]) -> None:
+        latest: dict[int, int] = dict(sorted(points))
+        self.times: list[int] = list(latest)
+        self.values: list[int] = list(latest.values())
+
+    def held(self, ts: float) -> int:
+        """The last value recorded by ``ts``."""
+        return self.values[max(0, bisect_right(self.times, ts) - 1)]
+
+    def at(self, ts: float) -> float:
+        """The value on the straight line between the points around ``ts``."""
+        i = bisect_right(self.times, ts)
+        if i == 0:
+            return self.values[0]
+        if i == len(self.times):
+            return self.values[-1]
+        t1, t2 = self.times[i - 1], self.times[i]
+        return self.values[i - 1] + (self.values[i] - self.values[i - 1]) * (ts - t1) / (t2 - t1)
+
+    def above(self, level: float) -> Spans:
+        """When the straight lines between the points run above ``level``; the last interval may never end."""
+        spans: Spans = []
+        begin: float | None = self.times[0] if self.values[0] > level else None
+        for i in range(1, len(self.times)):
+            if (self.values[i] > level) == (begin is not None):
+                continue
+            at = self._meets(i - 1, level)
+            if begin is None:
+                begin = at
+            else:
+                spans.append((begin, at))
+                begin = None
+        return spans if begin is None else [*spans, (begin, inf)]
+
+    def _meets(self, i: int, level: float) -> float:
+        """Where the line from point i to the next one has this value."""
+        v1, v2 = self.values[i], self.values[i + 1]
+        if v1 == v2:
+            return self.times[i]
+        part = min(1.0, max(0.0, (level - v1) / (v2 - v1)))
+        return self.times[i] + part * (self.times[i + 1] - self.times[i])
 
 
 # -- the record as the numbers a kubelet would have had of the node and of kubepods

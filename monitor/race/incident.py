@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from monitor.race.burst import Burst
 from monitor.race.codec import Record
 from monitor.race.counterfactual import Counterfactual
 from monitor.race.holds import HeldPod
 from monitor.race.memory import Memory
 from monitor.race.stalls import StalledPod
+from monitor.race.threshold_advice import Burst
 
 EVICTION_WON = "eviction_won"
 OOM_UNSEEN = "oom_unseen"

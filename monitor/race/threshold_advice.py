@@ -1,15 +1,117 @@
-"""From recorded growth: the thresholds and reservations with which eviction would have won, with the arithmetic."""
+"""The growth behind an episode, as most bytes taken within a time, and what was in use outside the pods meanwhile; and
+from growth that was recorded: the thresholds and reservations with which eviction would have won, with the arithmetic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil
 from operator import itemgetter
 
-from monitor.race.burst import Burst
-from monitor.race.codec import Record
+from monitor.race.codec import Record, RecordError
+from monitor.race.counterfactual import TimeSeries
+from monitor.race.events import KUBEPODS, NODE, Crossing, Event, Sample
+from monitor.race.facts import SIGNAL_OF, Facts, growth
 from monitor.race.reaction import REACTIONS, Reaction, Survives, left_for_hold, survives
+
+#: Times looked at, in ms: from outrace's reaction over a notified kubelet's 2.05-2.25 s to the 12 s of one that polls.
+#: In between growth is taken as even.
+TIMES_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 2500, 3000, 4000, 6000, 8000, 10_000, 12_500)
+#: Moments that windows begin or end at; of a longer record, evenly chosen ones.
+_MOST_POINTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Record):
+    """How fast a domain was taken. `most`: (ms, bytes), the most its working set rose within that time, anywhere in
+    the record. Where a kill, an eviction or a hold cut it, it goes on growing at `rate` (bytes/s; None: it did not
+    grow, or nothing cut it). `threshold`: quantity of the hard threshold in force (bytes; None: none). `beyond`: bytes
+    that the capacity counts and the limit does not allow. `outside`: the most that was in use outside the pods (working
+    set, bytes), where `reserved` bytes were kept back for it; None where there is no kubepods cgroup.
+    """
+
+    signal: str
+    capacity: int
+    threshold: int | None
+    beyond: int
+    rate: float | None
+    most: tuple[tuple[int, int], ...]
+    outside: int | None = None
+    reserved: int | None = None
+
+    def __post_init__(self) -> None:
+        times = (0, *[ms for ms, _ in self.most])
+        if not self.most or any(earlier >= later for earlier, later in pairwise(times)):
+            raise RecordError(f"Burst.most: must be times in order, not {self.most!r}"[:200])
+
+    def taken(self, ms: float) -> float:
+        """Most bytes that were taken within ``ms``."""
+        at = bisect_left(self.most, (ms, 0))
+        if at == len(self.most):
+            return float(self.most[-1][1])
+        t2, v2 = self.most[at]
+        t1, v1 = self.most[at - 1] if at else (0, 0)
+        return v1 + (v2 - v1) * (ms - t1) / (t2 - t1)
+
+
+def burst(f: Facts) -> Burst | None:
+    """The growth of an episode that was about a threshold; None if it was not, or too little was recorded."""
+    domain = f.episode.domain
+    if domain not in SIGNAL_OF or not (f.race or f.crossed_ns is not None):
+        return None
+    watched = [w for w in f.episode.watched if w.domain == domain]
+    cut = f.cut_ns
+    points = [
+        (e.ts_ns, e.working_set)
+        for e in f.episode.events
+        if isinstance(e, Sample | Crossing) and e.domain == domain and (cut is None or e.ts_ns <= cut)
+    ]
+    if not watched or len(points) < 2:
+        return None
+    points.sort()
+    rate = growth(points, cut) if cut is not None else None
+    if rate is not None:
+        last_ns, last = points[-1]
+        on_ns = TIMES_MS[-1] * 1_000_000
+        points.append((last_ns + on_ns, last + round(rate * on_ns / 1e9)))
+    series = TimeSeries(points)
+    hard = (w.quantity for w in watched if w.hard and w.signal == SIGNAL_OF[domain] and not w.compared)
+    capacities = {w.domain: w.capacity for w in f.episode.watched}
+    reserved = capacities[NODE] - capacities[KUBEPODS] if {NODE, KUBEPODS} <= capacities.keys() else None
+    return Burst(
+        signal=SIGNAL_OF[domain],
+        capacity=watched[0].capacity,
+        threshold=next(hard, None),
+        beyond=max(0, watched[0].capacity - f.limit) if f.limit is not None else 0,
+        rate=round(rate, 1) if rate is not None else None,
+        most=tuple([(ms, _most_within(series, ms * 1_000_000)) for ms in TIMES_MS]),
+        outside=None if reserved is None else _outside(f.episode.events, cut),
+        reserved=reserved,
+    )
+
+
+def _outside(events: Iterable[Event], cut: int | None) -> int | None:
+    """The most that was in use in the node and not in kubepods, of looks that read both."""
+    sets: dict[int, dict[str, int]] = {}
+    for e in events:
+        if isinstance(e, Sample) and e.domain in (NODE, KUBEPODS) and (cut is None or e.ts_ns <= cut):
+            sets.setdefault(e.ts_ns, {})[e.domain] = e.working_set
+    return max([max(0, one[NODE] - one[KUBEPODS]) for one in sets.values() if len(one) == 2], default=None)
+
+
+def _most_within(series: TimeSeries, ns: int) -> int:
+    """The largest rise between two moments ``ns`` apart. The lines between points are straight, so one of the two
+    moments is a point's.
+    """
+    times, values = series.times, series.values
+    most = 0.0
+    for i in range(0, len(times), -(-len(times) // _MOST_POINTS)):
+        most = max(most, series.at(times[i] + ns) - values[i], values[i] - series.at(times[i] - ns))
+    return round(most)
+
 
 #: A burst and the id of its incident.
 Evidence = tuple[str, Burst]

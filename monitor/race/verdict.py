@@ -11,7 +11,6 @@ from monitor.policy.eviction_pass import PassConfig
 from monitor.race import incident as i
 from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
-from monitor.race.burst import burst
 from monitor.race.counterfactual import kubelets_answer
 from monitor.race.episode import OPEN, QUIET, Episode
 from monitor.race.events import KUBEPODS, NODE, Decided, KubeletEvicted, Mark, Refused
@@ -24,6 +23,7 @@ from monitor.race.margins import Ruling, balance, margins, observed_in_time
 from monitor.race.memory import memory
 from monitor.race.stalls import stalled_pod
 from monitor.race.summary import summary
+from monitor.race.threshold_advice import burst
 from monitor.race.timeline import steps
 from monitor.race.units import listed
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
-from monitor.race.counterfactual import World, counterfactual, world
+from monitor.race.counterfactual import TimeSeries, World, counterfactual, world
 from monitor.race.facts import Facts
-from monitor.race.series import TimeSeries
 from tests.race.builders import (
     MI,
     PODS,

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.hold import STOP_NS, second_line
-from monitor.race.burst import Burst
 from monitor.race.reaction import HOLD, NOTIFIED, REACTIONS, Reaction, survives, threshold_for
-from monitor.race.threshold_advice import Advised, advise, needed, reservation
+from monitor.race.threshold_advice import Advised, Burst, advise, needed, reservation
 from monitor.race.verdict import verdict
 from tests.race.builders import CAPACITY, KUBEPODS, MI, QUANTITY, crossing, growing, mark, one, sample, watched
 
