@@ -68,15 +68,11 @@ class Size(click.ParamType[int]):
     name = "quantity"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
         try:
             size = Quantity.parse(str(value)).value
         except PolicyError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
-        if size <= 0:
-            self.fail(f"{value!r} must be more than 0", param, ctx)
-        return size
+        return size if size > 0 else self.fail(f"{value!r} must be more than 0", param, ctx)
 
 
 class Listed(click.ParamType[tuple[Any, ...]]):

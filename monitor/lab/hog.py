@@ -83,13 +83,10 @@ class Memory:
         elif kind == "shmem":
             path = options["path"]
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT) if path else os.memfd_create("outrace-hog")
-        elif kind == "file":
-            # Unlinked at once, so that nothing is left on the disk however this process ends.
+        else:  # file: unlinked at once, so that nothing is left on the disk however this process ends
             path = os.path.join(directory, f"outrace-hog-{os.getpid()}")
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.unlink(path)
-        else:
-            raise SystemExit(f"hog: kind={kind} is not one of anon, file, shmem, tables, dentries")
 
     def take(self, start: int, length: int) -> None:
         if self.kind == "anon":
@@ -172,9 +169,9 @@ def _breed(memory: Memory, count: int, rate: int) -> None:
 
 
 def _go(memory: Memory, options: Options) -> None:
-    cycles, rate, forks = int(options["cycles"]), int(options["rate"]), min(200, int(options["forks"]))
+    rate, forks = int(options["rate"]), min(200, int(options["forks"]))
     _breed(memory, forks, rate)
-    for cycle in range(0 if forks else cycles):
+    for cycle in range(0 if forks else int(options["cycles"])):
         if cycle:
             memory.give_back()
         _grow(memory, rate)
@@ -203,8 +200,6 @@ def hog(given: Options) -> None:
             if command == "go":
                 _go(memory, options)
                 _answer("grown")
-            elif command == "free":
+            else:
                 memory.give_back()
                 _answer("freed")
-            else:
-                raise SystemExit(f"hog: {command!r} is not `go` or `free`")

@@ -298,7 +298,12 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
             for run in range(first, first + runs):
                 stages.append(stage := Stage(node, daemon, run, scored=scored))
                 try:
-                    _run(scenario, stage)
+                    scenario.play(stage)
+                    stage.calm()
+                    if not scenario.ends_daemon:
+                        if scenario.verdict != NOTHING:
+                            stage.over()
+                        stage.counted = daemon.metrics()
                 except MonitorError as error:
                     stage.failed = f"the situation did not come about: {error}"
                 stage.leave()
@@ -314,13 +319,3 @@ def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -
         Outcome(its, wrong_in(scenario, stage, its), stage.counted)
         for stage, its in zip(stages, incidents, strict=True)
     ]
-
-
-def _run(scenario: Scenario, stage: Stage) -> None:
-    scenario.play(stage)
-    stage.calm()
-    if scenario.ends_daemon:
-        return
-    if scenario.verdict != NOTHING:
-        stage.over()
-    stage.counted = stage.daemon.metrics()
