@@ -140,8 +140,7 @@ def outside(node: Path) -> dict[str, Path]:
 def children(path: Path, most: int | None = None) -> list[Path]:
     """Its directories; ``most``: no more of them are read."""
     try:
-        # A directory without directories in it has two links (one where they are not counted, as on btrfs). Most
-        # cgroups have no children, but thirty files to go through.
+        # Two links: no directories in it (btrfs has one for all). Most cgroups have no children, but thirty files.
         if os.stat(path).st_nlink == 2:
             return []
         with os.scandir(path) as entries:

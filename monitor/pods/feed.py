@@ -286,11 +286,9 @@ class PodFeed(ABC):
 
 #: Between two looks at the kubelet's pods, where nothing asks for one sooner.
 POLL_S = 10.0
-#: ... and where a cgroup has appeared that no pod is known of: at most so often, and after `_REST` times what an answer
-#: took, `POLL_S` at most. (500 pods are 3 MB of JSON, which the kubelet has to write.)
+#: ... and where a cgroup has no known pod: at most so often, and after `_REST` times what an answer (3 MB) took.
 SOON_S = 0.25
-#: A container has ended: asked for so long, `SOON_S` apart. A kubelet writes within 0.1 s of that that it evicted the
-#: pod, and an incident is final 2 s after the pressure.
+#: A container has ended: so long, `SOON_S` apart. A kubelet writes an eviction 0.1 s later; incidents wait 2 s.
 ENDED_S = 2.0
 _REST = 10
 #: ... and while the containers of a pod are not all known: their ids come with its status.

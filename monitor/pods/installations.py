@@ -28,8 +28,7 @@ ROOT = Path("/")
 #: In a pod there is a kubelet, wherever its files are.
 POD = "the node of this pod"
 _NO_FILE = "none of the known places has the kubelet's configuration"
-#: What k3s and RKE2 before 1.32 give their kubelet as flags; since then a drop-in, 00-NAME-defaults.conf, has it. No
-#: memory.available.
+#: Of k3s and RKE2 before 1.32, without memory.available; since then a drop-in has it, 00-NAME-defaults.conf.
 _RANCHER_FLAGS = {
     "eviction-hard": "imagefs.available<5%,nodefs.available<5%",
     "eviction-minimum-reclaim": "imagefs.available=10%,nodefs.available=10%",
@@ -76,10 +75,7 @@ class NodeKubelet:
     @property
     def trust(self) -> KubeletTrust:
         """Its own certificate, as it lies on this node."""
-        from monitor.kube.kubelet import (  # ssl takes 20 ms to import, on machines without a kubelet too
-            PKI,
-            KubeletTrust,
-        )
+        from monitor.kube.kubelet import PKI, KubeletTrust  # ssl takes 20 ms to import
 
         pinned = self.setting("tlsCertFile", "tls-cert-file")
         certificates = (Path(pinned),) if pinned.startswith("/") else ()
@@ -180,16 +176,15 @@ def find_kubelet() -> NodeKubelet:
 
 
 def _kubelet(name: str, flags: dict[str, str]) -> NodeKubelet:
-    config_path, config, unread = None, {}, ""
+    path, unread = Path(flags.get("config", "")), ""
+    config: dict[str, Any] | None = None
     if "config" in flags:
-        config_path = Path(flags["config"])
-        read, unread = _mapping(config_path) if config_path.is_absolute() else (None, _NO_FILE)
-        config_path, config = (config_path, read) if read is not None else (None, {})
-    kubeconfig = _absolute(flags.get("kubeconfig", ""))
-    found = NodeKubelet(name, flags, config_path, config, None, _drop_ins(flags.get("config-dir", "")), unread)
-    for path in (kubeconfig, _absolute(flags.get("config-dir", "")), *found.trust.paths()):
-        if path is not None:
-            check_alone(path, mounted=False)
+        config, unread = _mapping(path) if path.is_absolute() else (None, _NO_FILE)
+    kubeconfig, drop_ins = _absolute(flags.get("kubeconfig", "")), flags.get("config-dir", "")
+    config_path = None if config is None else path
+    found = NodeKubelet(name, flags, config_path, config or {}, None, _drop_ins(drop_ins), unread)
+    for path in filter(None, (kubeconfig, _absolute(drop_ins), *found.trust.paths())):
+        check_alone(path, mounted=False)
     return replace(found, kubeconfig=kubeconfig) if kubeconfig and os.path.isfile(kubeconfig) else found
 
 

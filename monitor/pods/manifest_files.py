@@ -139,8 +139,7 @@ def manifest_of(where: str, obj: Any) -> Manifest | str:
         if key.startswith(f"{POD_CGROUP}.") and key.removeprefix(f"{POD_CGROUP}.") not in containers
     ]
     if is_static(pod) and not is_mirror(pod) and obj["metadata"].get("resourceVersion"):
-        # It is the kubelet that says where a pod comes from, over whatever its author wrote: what has a version is the
-        # API server's, and no static pod, which would never be evicted.
+        # Its author wrote that: what has a version is the API server's, and no static pod, which is never evicted.
         pod = replace(pod, annotations={**pod.annotations, SOURCE: "api"})
         problems.append(
             f"{where}: metadata.annotations[{SOURCE}] is ignored, because the pod is the API server's "

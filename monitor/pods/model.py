@@ -15,8 +15,7 @@ from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod, stable_uid
 
-#: With inotify a rescan only finds what no event reported (a network file system, an overflowed queue). A scan of 110
-#: pods in 330 cgroups takes 8 ms by manifests and 25 ms by the kubepods tree: that much CPU a minute.
+#: With inotify a rescan only finds what no event reported. One of 110 pods takes 8 ms by manifests, 25 by the tree.
 RESCAN_S = 60.0
 #: Each round of a scan can discover one more level of directories to watch; a kubepods tree has five.
 _ROUNDS = 8

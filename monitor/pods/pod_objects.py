@@ -9,24 +9,18 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from monitor.pods.manifest_files import POD_CGROUP, Manifest, manifest_of
+from monitor.pods.manifest_files import Manifest, manifest_of
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import pod_from_object
 from monitor.policy.qos import SOURCE, compute_qos_class
 from monitor.policy.quantity import Quantity
 from monitor.policy.resources import together
 
-_METADATA = ("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")
-#: Annotations that decide something: where a static pod comes from, and which directory it has.
-_ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
-_SPEC = ("overhead", "priority", "priorityClassName", "restartPolicy", "terminationGracePeriodSeconds")
-_CONTAINER = ("name", "restartPolicy")
-_TOLERATION = ("key", "operator", "value", "effect", "tolerationSeconds")
 #: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, tolerations and volumes are kept, and
 #: this many characters of a text. (Kubernetes adds a few volumes; a label's value has at most 63 characters.)
 _MOST, _LONGEST = 100, 1024
-_STATUS = ("phase", "qosClass", "reason", "message")
-_CONTAINER_STATUS = ("name", "containerID")
+#: Annotations that decide something: where a static pod comes from, and which directory it has.
+_ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
 _SPECS = ("containers", "initContainers")
 _STATUSES = ("containerStatuses", "initContainerStatuses")
 #: What a resize in place can change, and the resources that a policy asks for.
@@ -43,29 +37,8 @@ def kept(obj: Any) -> Object:
     """What is needed of a Pod, and is stored: about 1 KB of 10, no environment, no command, no secret. No annotation
     ``outrace/...``: the author of a pod may not name the cgroup that is killed.
     """
-    meta, spec, status = (_map(obj, key) for key in ("metadata", "spec", "status"))
-    made: Object = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            **_some(meta, _METADATA),
-            "annotations": _texts(_some(_map(meta, "annotations"), _ANNOTATIONS)),
-            "labels": _texts(_map(meta, "labels")),
-        },
-        "spec": {
-            **_some(spec, _SPEC),
-            **({"resources": _resources(spec["resources"])} if "resources" in spec else {}),
-            **({"tolerations": _tolerations(spec["tolerations"])} if "tolerations" in spec else {}),
-            **({"volumes": [_volume(one) for one in _list(spec["volumes"])[:_MOST]]} if "volumes" in spec else {}),
-            **{key: [_container(one) for one in _list(spec.get(key))] for key in _SPECS if key in spec},
-        },
-        "status": {
-            **_texts(_some(status, _STATUS)),
-            **_granted(status),
-            **({"resources": _resources(status["resources"])} if "resources" in status else {}),
-            **{key: [_container_status(one) for one in _list(status.get(key))] for key in _STATUSES},
-        },
-    }
+    made: Object = {"apiVersion": "v1", "kind": "Pod"}
+    made |= {key: _pruned(_map(obj, key), shape) for key, shape in _SHAPE.items()}
     if isinstance(obj, Mapping) and obj.get(_SUMMED) is True:
         return {**made, _SUMMED: True}
     if sum(len(made["spec"].get(key, ())) for key in _SPECS) > MOST_CONTAINERS:
@@ -77,12 +50,9 @@ def kept(obj: Any) -> Object:
 def manifest(where: str, obj: Mapping[str, Any]) -> Manifest | str:
     """The pod of a `kept` object, or the line that says why it is none."""
     found = manifest_of(where, _allocated(obj))
-    if not isinstance(found, str) and obj.get(_SUMMED) is True:
-        found = replace(found, pod=replace(found.pod, containers_summed=True))
-    if isinstance(found, str) or not any(key.startswith(POD_CGROUP) for key in found.pod.annotations):
+    if isinstance(found, str) or obj.get(_SUMMED) is not True:
         return found
-    others = {key: text for key, text in found.pod.annotations.items() if not key.startswith(POD_CGROUP)}
-    return replace(found, pod=replace(found.pod, annotations=others))
+    return replace(found, pod=replace(found.pod, containers_summed=True))
 
 
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,35 +91,29 @@ def _resized(resources: Any, granted: Mapping[str, Any]) -> Object:
     return {**(resources if isinstance(resources, Mapping) else {}), "requests": requests}
 
 
-def _container(container: Mapping[str, Any]) -> Object:
-    resources = {"resources": _resources(container["resources"])} if "resources" in container else {}
-    return {**_some(container, _CONTAINER), **resources}
-
-
-def _container_status(status: Mapping[str, Any]) -> Object:
-    return {**_some(status, _CONTAINER_STATUS), **_granted(status)}
-
-
-def _granted(status: Mapping[str, Any]) -> Object:
-    return {"allocatedResources": _amounts(status["allocatedResources"])} if "allocatedResources" in status else {}
-
-
-def _resources(found: Any) -> Any:
-    """Requests and limits that a policy reads (a tenant may name 100,000); what is no map stays, to be reported."""
-    if not isinstance(found, Mapping):
-        return found
-    return {key: _amounts(found[key]) for key in _AMOUNTS if key in found}
+def _pruned(obj: Any, shape: Any) -> Any:
+    """What of an object has a place in a shape: a map of shapes, a list of one, a function of it, or None, which keeps
+    all. What is no map stays, to be reported.
+    """
+    if callable(shape):
+        return shape(obj)
+    if isinstance(shape, list):
+        return [_pruned(one, shape[0]) for one in _list(obj)]
+    if shape is None or not isinstance(obj, Mapping):
+        return obj
+    return {key: _pruned(obj[key], inner) for key, inner in shape.items() if key in obj}
 
 
 def _amounts(found: Any) -> Any:
+    """Of the resources that a policy reads: a tenant may name 100,000 others."""
     if not isinstance(found, Mapping):
         return found
     huge = (key for key in found if isinstance(key, str) and key.startswith("hugepages-"))
     return _some(found, (*_RESOURCES, *islice(huge, _MOST)))
 
 
-def _tolerations(found: Any) -> list[Object]:
-    return [_texts(_some(one, _TOLERATION)) for one in _list(found)[:_MOST]]
+def _short(found: Any) -> Any:
+    return found[:_LONGEST] if isinstance(found, str) else found
 
 
 def _volume(volume: Mapping[str, Any]) -> Object:
@@ -178,6 +142,34 @@ def _map(obj: Any, key: str) -> Mapping[str, Any]:
 
 def _list(found: Any) -> list[Any]:
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+_OF_RESOURCES = dict.fromkeys(_AMOUNTS, _amounts)
+_CONTAINER = {"name": None, "restartPolicy": None, "resources": _OF_RESOURCES}
+_CONTAINER_STATUS = {"name": None, "containerID": None, "allocatedResources": _amounts}
+_TOLERATION = dict.fromkeys(("key", "operator", "value", "effect", "tolerationSeconds"), _short)
+_SPEC = ("overhead", "priority", "priorityClassName", "restartPolicy", "terminationGracePeriodSeconds")
+#: What is kept of a Pod.
+_SHAPE: Mapping[str, Any] = {
+    "metadata": {
+        **dict.fromkeys(("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")),
+        "annotations": lambda found: _texts(_some(found, _ANNOTATIONS)),
+        "labels": lambda found: _texts(found if isinstance(found, Mapping) else {}),
+    },
+    "spec": {
+        **dict.fromkeys(_SPEC),
+        "resources": _OF_RESOURCES,
+        "tolerations": lambda found: [_pruned(one, _TOLERATION) for one in _list(found)[:_MOST]],
+        "volumes": lambda found: [_volume(one) for one in _list(found)[:_MOST]],
+        **{key: [_CONTAINER] for key in _SPECS},
+    },
+    "status": {
+        **dict.fromkeys(("phase", "qosClass", "reason", "message"), _short),
+        "allocatedResources": _amounts,
+        "resources": _OF_RESOURCES,
+        **{key: [_CONTAINER_STATUS] for key in _STATUSES},
+    },
+}
 
 
 # ---- a pod of very many containers, kept as one that asks for the same

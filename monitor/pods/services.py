@@ -28,13 +28,11 @@ from monitor.pods.units import Place
 from monitor.policy.pods import stable_uid
 from monitor.policy.services import Facts, service_pod
 
-#: Files of a unit's cgroup that change what is known of it: a limit that is set anew, processes that come or go.
-#: (memory.events changes by the hundred where a unit is at its limit.)
+#: Files of a cgroup that change what is known of a unit. (At a limit memory.events changes by the hundred.)
 _FILES = {"cgroup.procs", "cgroup.events", "memory.min", "memory.low", "memory.max"}
 _FILES |= {"memory.limit_in_bytes", "memory.soft_limit_in_bytes"}
 _UNIT_FILES = IN_MODIFY | IN_DELETE_SELF | IN_ONLYDIR
-#: Services, scopes and slices of one user's manager: users make as many as they like, and may neither fill the tables
-#: of watched cgroups nor make every look at them longer.
+#: Services, scopes and slices of one user: users may neither fill the tables of watches nor make scans longer.
 _MOST_OF_USER = 200
 #: Where containerd has what runs: NAMESPACE/CONTAINER.
 CONTAINERS = "/run/containerd/io.containerd.runtime.v2.task"

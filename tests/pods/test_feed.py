@@ -207,7 +207,7 @@ def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: WaitedClock, mo
     pods = [made(f"p{i}", f"u{i}") for i in range(5)]
     for at, one in enumerate(pods):
         one.object["metadata"]["labels"] = {f"label{i}": "x" * 63 for i in range((50, 3, 100, 2, 1)[at])}
-    for limit, value, kept in [("MAX_BYTES", 8000, "0134"), ("MAX_VALUES", 1300, "0134"), ("MAX_BYTES", 3600, "134")]:
+    for limit, value, kept in [("MAX_BYTES", 8000, "0134"), ("MAX_VALUES", 1230, "0134"), ("MAX_BYTES", 3600, "134")]:
         feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
         with monkeypatch.context() as limits:
             limits.setattr(documents, limit, value)
