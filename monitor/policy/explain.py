@@ -9,14 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 from monitor.policy.layout import DiskLayout, measured
-from monitor.policy.pods import Container, Pod, Resources
-from monitor.policy.qos import BEST_EFFORT, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
+from monitor.policy.pods import Pod
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
 from monitor.policy.quantity import ZERO, shown
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.resources import containers_request, pod_level_resources_set
 from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.victims import DECIDING, Ranked
 
+_CLASSES = {
+    BEST_EFFORT: "no request or limit of cpu or memory",
+    BURSTABLE: "not Guaranteed: a limit of cpu or memory is missing, or is not the request",
+    GUARANTEED: "requests and limits of cpu and memory are the same",
+}
 _PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes"}
 
 
@@ -109,32 +114,7 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
         return "its cgroup is that of one"
     if pod.qos_class_status:
         return "as its status says (status.qosClass)"
-    quality = era.qos_class(pod)
-    whole = _deciding(pod, era)
-    holders: list[tuple[str, Container | Resources]] = [("spec.resources", whole)] if whole is not None else []
-    holders = holders or [(f"container {c.name}", c) for c in (*pod.containers, *pod.init_containers)]
-    if quality == BEST_EFFORT:
-        none = "no container names a" if whole is None else "spec.resources names no"
-        return f"{none} request or limit of cpu or memory"
-    asked = {name: sum((holder.requests.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
-    limit = {name: sum((holder.limits.get(name, ZERO) for _, holder in holders), ZERO) for name in ("cpu", "memory")}
-    if quality == GUARANTEED:
-        return f"requests and limits are the same: cpu {asked['cpu']}, memory {asked['memory']}"
-    reasons = [
-        f"{owner} has no {name} limit"
-        for owner, holder in holders
-        for name in ("cpu", "memory")
-        if not holder.limits.get(name, ZERO) > ZERO
-    ]
-    reasons += [f"{name}: {asked[name]} requested, limit {limit[name]}" for name in asked if asked[name] != limit[name]]
-    return "not Guaranteed: " + reasons[0]
-
-
-def _deciding(pod: Pod, era: Era) -> Resources | None:
-    """The pod-level resources, where they decide the class instead of the containers'."""
-    if era.request is not CURRENT.request:
-        return None  # they came later
-    return pod.resources if era.qos_class is not CURRENT.qos_class or pod_level_resources_set(pod) else None
+    return _CLASSES[era.qos_class(pod)]
 
 
 def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:

@@ -25,8 +25,7 @@ from monitor.policy.sizing import reserve
 from monitor.policy.thresholds import Threshold
 
 MAX_GRACE = "evictionMaxPodGracePeriod"
-#: More inodes than ordinary disks have, and so many that are taken for bytes if they are written as 1Mi. ext4 has an
-#: inode for each 16 KiB.
+#: More inodes than ordinary disks have, so many that are bytes if written as 1Mi, and bytes for each inode of ext4.
 _MOST_INODES, _AS_BYTES, _OF_AN_INODE = 1 << 25, 1 << 20, 1 << 14
 #: Of process ids (PID_MAX_LIMIT).
 _MOST_PIDS = 1 << 22

@@ -28,7 +28,6 @@ _SPECIAL = re.compile(r"([+-]?)(?:inf|infinity)", re.IGNORECASE)
 # Beyond this exponent every number is far out of 32-bit range anyway; reading further would only build huge integers.
 _MAX_EXPONENT = 10_000
 _MAX_LENGTH = 512
-_ESCAPES = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 
 
 def parse_duration(text: str) -> int:
@@ -69,14 +68,9 @@ def _unit(name: str, text: str) -> int:
 
 
 def _fraction(digits: str, unit: int) -> int:
-    """``0.digits`` of ``unit``, in Go's floating point, truncated; digits beyond 63 bits are ignored as Go does."""
-    value, scale = 0, 1.0
-    for digit in digits:
-        if value > INT64_MAX // 10 or value * 10 + int(digit) > INT64_MAX + 1:
-            break
-        value = value * 10 + int(digit)
-        scale *= 10
-    return int(float(value) * (float(unit) / scale)) if value else 0
+    """``0.digits`` of ``unit`` in Go's floating point, truncated; of 18 digits, which surely fit 63 bits."""
+    digits = digits[:18]
+    return int(float(int(digits)) * (float(unit) / 10.0 ** len(digits))) if digits else 0
 
 
 def parse_percentage(text: str) -> float:
@@ -139,13 +133,8 @@ def _underscores_ok(text: str, hexadecimal: bool) -> bool:
 
 
 def _number_error(text: str, what: str) -> PolicyError:
-    return PolicyError(f"strconv.ParseFloat: parsing {_quoted(text, str.isprintable, _escape)}: {what}")
-
-
-def _escape(c: str) -> str:
-    if ord(c) < 0x80:
-        return _ESCAPES.get(c, f"\\x{ord(c):02x}")
-    return f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
+    quoted = _quoted(text, str.isprintable, lambda c: c.encode("unicode_escape").decode())
+    return PolicyError(f"strconv.ParseFloat: parsing {quoted}: {what}")
 
 
 def _quote_bytes(text: str) -> str:

@@ -172,9 +172,9 @@ def _limits(pod: Pod, sidecars: bool) -> tuple[dict[str, Quantity], Quantity | N
     """What the pod is allowed: by volume, in all, by container."""
     sizes = {v.name: v.size_limit for v in pod.volumes if v.source == "emptyDir" and v.size_limit is not None}
     running = (*pod.containers, *(c for c in pod.init_containers if sidecars and c.sidecar))
-    limits = {c.name: c.limits[_STORAGE] for c in running if _STORAGE in c.limits}
+    limits = {c.name: c.limits.get(_STORAGE, ZERO) for c in running}
     return (
-        {name: limit for name, limit in sizes.items() if limit.nanos > 0},
+        {name: limit for name, limit in sizes.items() if limit > ZERO},
         pod_limit(pod, _STORAGE),
         {name: limit for name, limit in limits.items() if not limit.is_zero},
     )

@@ -86,8 +86,7 @@ class Pod:
     grace_period_s: int | None = None
     phase: str = ""
     volumes: Sequence[Volume] = ()
-    #: Whether its spec is known. A pod known by its cgroup alone has no priority (which is not 0), and its requests are
-    #: guesses.
+    #: A pod known by its cgroup alone has no priority (which is not 0), and its requests are guesses.
     spec_known: bool = True
     #: Why a pod whose spec is not known is never evicted; empty if it may be.
     taken_critical: str = ""
@@ -95,8 +94,7 @@ class Pod:
     containers_summed: bool = False
     #: Its pod-level requests, for a kubelet with the gate of them off (`resources.with_gate_off`).
     ungated: Quantities = field(default_factory=dict)
-    #: Not empty for a service, session or container of the machine itself (`monitor.policy.services`): where its
-    #: priority, request and class come from. Its oom_score_adj is its operator's, and stays as it is.
+    #: Of a service of the machine: where priority, request and class come from. Its oom_score_adj is its operator's.
     written: Mapping[str, str] = field(default_factory=dict)
     #: What `per_pod` worked out of it.
     answers: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -158,8 +156,7 @@ def stable_uid(namespace: str, name: str) -> str:
     """A uid in the usual form from namespace and name: users choose those, so a hash without known collisions."""
     import hashlib  # 3.7 MiB, libcrypto, that the hot process does not need
 
-    # No namespace has a slash, so different pairs give different texts. A byte of a path that is no UTF-8 is half of a
-    # surrogate pair here (os.fsdecode), which surrogatepass keeps apart from every other text.
+    # A namespace has no slash: pairs differ as texts. A byte that is no UTF-8 is half a surrogate pair (os.fsdecode).
     digits = hashlib.sha256(f"{namespace}/{name}".encode(errors="surrogatepass")).hexdigest()[:32]
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
@@ -211,8 +208,7 @@ class _Part(NamedTuple):
 
     def quantity(self, key: str) -> Quantity | None:
         value = self.value(key, str | int | float, "a quantity such as 100Mi")
-        # Kubernetes trims the text and reads an unquoted number by its digits. An integer of more digits than int will
-        # print is no quantity either.
+        # Kubernetes trims the text and reads an unquoted number by its digits; int refuses to print thousands.
         try:
             return None if value is None else Quantity.parse(str(value).strip())
         except ValueError as error:

@@ -104,10 +104,10 @@ def oom_score_adj(
 
     Exactly the kubelet's: it can exceed 1000 for a pod-level request below the containers' (clamp before writing).
     Above 9.2e15 bytes it overflows, ours only with ``compat`` "kubelet-1.36". Raises PolicyError for an unknown
-    container, or a capacity that is not positive (to "kubelet-1.36" only where it divides by 0).
+    container, or a capacity that is not positive.
     """
     container = container_of(pod, container_name)
-    if memory_capacity <= 0 and compat != KUBELET:
+    if memory_capacity <= 0:
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
     if is_node_critical(pod):
         return GUARANTEED_ADJ
@@ -116,17 +116,13 @@ def oom_score_adj(
         return GUARANTEED_ADJ
     if quality == BEST_EFFORT:
         return BEST_EFFORT_ADJ
-
-    if memory_capacity == 0:
-        raise PolicyError("memory capacity 0: must be positive")
-    wide = compat != KUBELET
-    share = _spare_share(pod, wide)
+    share = _spare_share(pod)
 
     def by_request(*containers: Container) -> int:
         """By the smallest of their requests."""
-        request = min(_bytes(c.requests.get("memory", ZERO), wide) for c in containers)
+        request = min(c.requests.get("memory", ZERO).value for c in containers)
         product = 1000 * (request + share)
-        return 1000 - quotient(product if wide else int64(product), memory_capacity)
+        return 1000 - quotient(int64(product) if compat == KUBELET else product, memory_capacity)
 
     adj = by_request(container)
     if container.sidecar and pod.containers and any(container is one for one in pod.init_containers):
@@ -145,19 +141,12 @@ def container_of(pod: Pod, name: str) -> Container:
     return found
 
 
-def _bytes(amount: Quantity, wide: bool) -> int:
-    """``wide``: of any size; else as 64 bits hold it."""
-    return amount.value if wide else amount.int64()
-
-
-def _spare_share(pod: Pod, wide: bool) -> int:
+def _spare_share(pod: Pod) -> int:
     """What the pod asked for beyond its containers' requests, divided among them; negative if it asked for less."""
     if pod.resources is None or not is_pod_level(pod.resources.requests):
         return 0
     asked = pod.resources.requests.get("memory", ZERO)
     if asked.is_zero:
         return 0
-    spare = _bytes(asked, wide) - _bytes(containers_request(pod, "memory"), wide)
-    if not wide:
-        spare = int64(spare)
+    spare = asked.value - containers_request(pod, "memory").value
     return quotient(spare, len(pod.containers) + len(pod.init_containers))

@@ -85,8 +85,7 @@ KUBELET_1_36 = replace(
     sidecar_storage=False,
     qos_class=qos_class_1_36,
 )
-#: Gates that decide between the two: memory.available is without huge pages. The first is of 1.37, where it is on by
-#: default. (A kubelet without it does not start.)
+#: Gates that decide between the two. The first is of 1.37, and on by default; an older kubelet refuses it.
 HUGE_PAGES_GATE = "HugepageAwareEviction"
 GATES = (HUGE_PAGES_GATE, "AllBeta")
 #: The names of all eras, newest first.

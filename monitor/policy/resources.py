@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from monitor.policy.pods import Container, Pod, Quantities, per_pod
-from monitor.policy.quantity import BINARY_SI, DECIMAL_SI, Quantity
-
-_IN_BYTES = frozenset({"memory", "storage", "ephemeral-storage"})
+from monitor.policy.quantity import ZERO, Quantity
 
 
 def is_pod_level(resources: Iterable[str]) -> bool:
@@ -29,9 +27,9 @@ def pod_request(pod: Pod, resource: str) -> Quantity:
     """
     asked = pod.ungated if pod.resources is None else pod.resources.requests
     if resource in asked and is_pod_level((resource,)):
-        total = _zero(resource) + asked[resource]
+        total = asked[resource]
     elif pod_level_resources_set(pod):
-        total = _zero(resource)
+        total = ZERO
     else:
         total = containers_request(pod, resource)
     # Overhead is only for pods that asked for something.
@@ -42,8 +40,7 @@ def pod_request(pod: Pod, resource: str) -> Quantity:
 
 def containers_request(pod: Pod, resource: str) -> Quantity:
     """What the containers need together, or the largest step of initialisation if that is more."""
-    asked, none = together(pod, resource, lambda container: container.requests), _zero(resource)
-    return none if asked is None else max(none + asked, none)
+    return together(pod, resource, lambda container: container.requests) or ZERO
 
 
 def with_gate_off(pod: Pod) -> Pod:
@@ -86,7 +83,3 @@ def _plus(a: Quantity | None, b: Quantity | None) -> Quantity | None:
 
 def _larger(a: Quantity | None, b: Quantity | None) -> Quantity | None:
     return max((one for one in (a, b) if one is not None), default=None)
-
-
-def _zero(resource: str) -> Quantity:
-    return Quantity(0, BINARY_SI if resource in _IN_BYTES else DECIMAL_SI)

@@ -29,8 +29,7 @@ PRIORITY, REQUEST, GRACE, NEVER = LABELS = (
 MOST_GRACE_S = 24 * 60 * 60
 #: OOMScoreAdjust= of "never": the kernel spares it (OOM_SCORE_ADJ_MIN).
 SPARED_SCORE = -1000
-#: What no operator wrote: systemd starts a user's manager with 100, and that its units with 100 more (systemd.exec(5),
-#: systemd-system.conf(5)). Taken for a wish, each small service of a user's would go before a large one of the machine.
+#: No operator's wish: systemd starts a user's manager with 100, and that its units with 100 more (systemd.exec(5)).
 USER_DEFAULT_SCORE = 200
 #: Characters. Durations are parsed in quadratic time (800 kB took 4.3 s), and the author of an image writes its labels.
 _LONGEST_DURATION = 64

@@ -1,7 +1,7 @@
 """The kubelet's Summary API, as parsed from JSON: what the eviction policy reads in it.
 
 Sizes are bytes; every unsigned number is cast to 64 bits with a sign, as in a quantity of the kubelet (a wrapped
-"available" is negative, and meets every threshold). A number is looked at when it is asked for.
+"available" is negative, and meets every threshold). Numbers are read on access.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PodStats:
             parts = [_count(_map(raw, kind, _PATH), key, _PATH) for kind in kinds]
             known = [part for part in parts if part is not None]
             if len(known) == len(parts):
-                found.append((raw.get("name", ""), int64(sum(known))))
+                found.append((raw.get("name", ""), sum(known)))
         return found
 
     def files(self, kinds: Sequence[str], key: str) -> int:
@@ -120,8 +120,7 @@ class Summary:
 def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, sig.Observation]]:
     for signal, memory in ((sig.MEMORY, _memory(node)), (sig.ALLOCATABLE_MEMORY, _memory(_pods_container(node)))):
         if memory is not None and memory.available is not None and memory.working_set is not None:
-            whole = int64(memory.available + memory.working_set)
-            yield signal, sig.Observation(int64(memory.available), whole, memory.stamp_ns)
+            yield signal, sig.Observation(memory.available, memory.available + memory.working_set, memory.stamp_ns)
     runtime = _map(node, "runtime", "summary.node")
     for parent, key, space, inodes in (
         (node, "fs", sig.NODEFS, sig.NODEFS_INODES),
@@ -136,7 +135,7 @@ def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, sig.Observation]]:
     limits = _map(node, "rlimit", "summary.node")
     most, running = _count(limits, "maxpid", "rlimit"), _count(limits, "curproc", "rlimit")
     if most is not None and running is not None:
-        yield sig.PID, sig.Observation(int64(most - running), most, _stamp(limits, "rlimit"))
+        yield sig.PID, sig.Observation(most - running, most, _stamp(limits, "rlimit"))
 
 
 def _pods_container(node: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -200,7 +199,5 @@ def _stamp(parent: Mapping[str, Any], path: str) -> int:
         raise PolicyError(f"{path}.time: must be a time such as 2026-01-01T00:00:05Z, not {text!r}")
     *numbers, fraction, sign, hours, minutes = match.groups("0")
     moment = tuple(map(int, numbers))
-    if moment == (1, 1, 1, 0, 0, 0):
-        return 0  # Go's zero time, written out
     offset = (int(hours) * 60 + int(minutes)) * 60
     return (timegm(moment) + (offset if sign == "-" else -offset)) * 10**9 + int(fraction.ljust(9, "0")[:9])

@@ -6,8 +6,8 @@ Pure. It runs between a kernel event and a kill: what depends on the configurati
 Among thresholds that may act the kubelet picks at random (a Go map, sorted by what is no order). This picks memory
 first, as the kubelet does, then hard before soft, `allocatableMemory.available` before `memory.available` (what
 recorded runs show most), then the order of `KUBELET_SIGNALS`: each a choice that the kubelet can make, with the same
-victim. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration, those held by min
-reclaim last, the last that is for memory, else the first.
+victim. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration the last that is
+for memory, else the first.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class _Rule(NamedTuple):
     condition: int  # in EvictionConfig.conditions
     grace_ns: int
     fixed: int | None
-    twin: int  # the first rule equal to this one but for min reclaim; usually itself
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ class EvictionConfig:
 
     def __post_init__(self) -> None:
         live = [t for t in self.overlaid() if t.operator == LESS_THAN]
-        live = sorted(live, key=_preference) if self.compat == SANE else _go_keys(live)
+        if self.compat == SANE:
+            live.sort(key=_preference)
         signals = tuple(dict.fromkeys(t.signal for t in live))
         conditions = tuple(dict.fromkeys(CONDITION[signal] for signal in signals))
-        identities = [(t.signal, t.grace_ns, t.value) for t in live]
         rules = tuple(
             _Rule(
                 threshold=t,
@@ -75,9 +74,8 @@ class EvictionConfig:
                 condition=conditions.index(CONDITION[t.signal]),
                 grace_ns=t.grace_ns,
                 fixed=None if t.value.quantity is None else t.value.quantity.value,
-                twin=identities.index(identity),
             )
-            for t, identity in zip(live, identities, strict=True)
+            for t in live
         )
         blank = State((None,) * len(rules), (), (None,) * len(signals), (None,) * len(conditions))
         for name, value in (("signals", signals), ("conditions", conditions), ("rules", rules), ("blank", blank)):
@@ -164,27 +162,17 @@ def synchronize(
 def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:
     """The rules met now, and of those met before with grace the ones not yet clear of value + min reclaim."""
     merged: list[int] = []
-    rules = config.rules
-    for i, rule in enumerate(rules):
+    for i, rule in enumerate(config.rules):
         seen = observations.get(rule.signal)
         if seen is None:
             continue
         needed = rule.fixed
         if needed is None:
             needed = rule.threshold.value.amount(seen.capacity)
-        if needed > seen.available:
+        if needed > seen.available or (
+            i in held and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True)
+        ):
             merged.append(i)
-    if held:
-        before = len(merged)
-        for i in held:
-            rule = rules[i]
-            if i in merged or rule.twin in merged:
-                continue
-            seen = observations.get(rule.signal)
-            if seen is not None and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True):
-                merged.append(i)
-        if len(merged) != before and config.compat == SANE:
-            merged.sort()
     return merged
 
 
@@ -270,18 +258,6 @@ def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int
     if victim.grace_period_s is None:
         return config.max_pod_grace_s
     return min(config.max_pod_grace_s, victim.grace_period_s)
-
-
-def _go_keys(thresholds: list[Threshold]) -> list[Threshold]:
-    """Without those that are the same to the kubelet: it keeps thresholds as keys of a map, quantities by address."""
-    seen: set[Threshold] = set()
-    found = []
-    for t in thresholds:
-        by_value = t.value.quantity is None and t.min_reclaim is None
-        if not (by_value and t in seen):
-            found.append(t)
-            seen.add(t)
-    return found
 
 
 def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:

@@ -86,8 +86,7 @@ def _numa(text: str) -> list[dict[str, Any]]:
 
 
 _GATES_FLAG = "feature-gates"
-#: Flag -> field of a KubeletConfiguration, and how its value is read. The last two have a successor of another kind,
-#: which `_succeed` writes.
+#: Flag -> field of a KubeletConfiguration (the last two: `_succeed`), and how its value is read.
 FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "eviction-hard": (HARD, parse_flag_map),
     "eviction-soft": (SOFT, parse_flag_map),
@@ -132,8 +131,7 @@ WITHOUT: dict[str, str] = {
 }
 #: Those that matter here. The kubelet has 150 others, which come and go with its releases.
 _OURS = (*FIELDS, *WITHOUT)
-#: From this likeness on (`difflib`'s ratio) another flag is a misspelt one of ours. Of the 200 that kubelets from 1.6
-#: to 1.36 have, the most alike has 0.72.
+#: `difflib`'s ratio from which a flag is a misspelt one of ours. Of 200 flags of kubelets the most alike has 0.72.
 _ALIKE = 0.8
 #: Flags that may stand alone.
 BOOLEAN_FLAGS = {flag for flag, (_, read) in FIELDS.items() if read is _boolean} | {

@@ -119,7 +119,7 @@ def test_what_1_37_changed_is_documented_and_done() -> None:
     assert [row[0] for row in rows] == list(now)
     by_policy = [row[0] for row in rows if row[-1].startswith("by policy")]
     assert by_policy == [key for key in now if now[key] != before[key]]
-    nothing = ("BestEffort", 1000, False, "spec.resources names no request or limit of cpu or memory", "Guaranteed")
+    nothing = ("BestEffort", 1000, False, "no request or limit of cpu or memory", "Guaranteed")
     asked = ("Burstable", 500, True, "not Guaranteed", "Guaranteed")
     assert list(before.values()) == [[False, True, True], [False, False], {nothing}, True, "3", True, True]
     assert list(now.values()) == [[True, True, True], [True, False], {asked}, True, "3", True, True]

@@ -200,8 +200,7 @@ def _recorded_step(step: Case) -> dict[str, Any]:
     }
 
 
-#: op -> (our answer for the input and one recorded answer, that recorded answer in the same shape). The recorded answer
-#: goes in because some of its parts are not binding and are then copied from it.
+#: op -> (our answer, the recorded one in the same shape). Parts of it that are not binding are copied from it.
 Op = Callable[[Case, Any], tuple[Any, Any]]
 
 OPS: dict[str, Op] = {

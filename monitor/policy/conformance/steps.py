@@ -255,8 +255,8 @@ def memcg_threshold(given: Case, answer: Any) -> Pair:
     got: dict[str, Any] = {"description": f"{kind} {which} eviction threshold", "error": True}
     if memory is None or memory.available is None or memory.working_set is None or memory.usage is None:
         return got, answer
-    capacity = int64(memory.available + memory.working_set)
-    inactive = int64(memory.usage - memory.working_set)
+    capacity = memory.available + memory.working_set
+    inactive = memory.usage - memory.working_set
     level = Quantity.of_bytes(capacity) - limit.value.shown(capacity) + Quantity.of_bytes(inactive)
     return got | {"error": False, "attribute": "memory.usage_in_bytes", "threshold": str(level.value)}, answer
 
