@@ -74,7 +74,7 @@ class Mark:
     uid: str
     processes: dict[int, Seen] = field(default_factory=dict)
     denied: int = 0
-    room: int = _ROOM
+    room: int = 0
 
     @property
     def raised(self) -> int:
@@ -108,7 +108,7 @@ class _Notes:
 
     def _begin(self, cgroup: Path, uid: str) -> Mark:
         """With what is left of a mark of this very cgroup that could not be set back. Raises OSError."""
-        mark = Mark(cgroup, identity_of(cgroup), uid)
+        mark = Mark(cgroup, identity_of(cgroup), uid, room=_ROOM)
         mark.processes = noted_in(cgroup, lambda one: one.attribute == self._ledger.attribute)
         return mark
 

@@ -155,7 +155,7 @@ class Process:
         """
         try:
             with self._open("oom_score_adj", "wb") as file:
-                file.write(str(value).encode())
+                os.write(file.fileno(), str(value).encode())
         except OSError as error:
             if error.errno in _GONE:
                 return False
