@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,9 +57,7 @@ class _PodScores:
 
 
 class OomScores:
-    """Audits, and with ``notes`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes.
-    ``on_raised(uid)``: one of the pods in `raised` has a new process.
-    """
+    """Audits, and with ``notes`` corrects, oom_score_adj. ``capacity`` is the node's memory in bytes."""
 
     def __init__(
         self,
@@ -69,7 +66,6 @@ class OomScores:
         notes: ScoreNotes | None,
         log: Logger,
         era: Era = CURRENT,
-        on_raised: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.hierarchy, self.capacity, self._notes, self.log, self.era = hierarchy, capacity, notes, log, era
         self.mismatches = self.written = self.denied = self.skipped = 0
@@ -80,7 +76,6 @@ class OomScores:
         #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.process_watch`): their values are
         #: compared when they are their own again.
         self.raised: frozenset[str] = frozenset()
-        self._on_raised = on_raised
 
     def set_pod(self, found: FoundPod) -> None:
         """A pod is new or has changed: compute its values and look at all of its processes."""
@@ -217,15 +212,11 @@ class OomScores:
         """Whether to compare none of its processes: raised ones, or no known value (services). A user makes 60,000
         cgroups in a unit of its own: to list their processes took 1.6 s, and the side was killed as one that hangs.
         """
-        if pod.found.pod.uid in self.raised:
-            self._on_raised(pod.found.pod.uid)
-            return True
-        return not pod.scores
+        return pod.found.pod.uid in self.raised or not pod.scores
 
     def _check(self, pod: _PodScores, *pids: int) -> None:
         """Compare processes with what they should have; log a difference once; with notes, write."""
-        if pids and pod.found.pod.uid in self.raised:
-            self._on_raised(pod.found.pod.uid)
+        if pod.found.pod.uid in self.raised:
             return
         wanted = [one for pid in pids if (one := self._look(pod, pid)) is not None]
         if self._notes is None or not self._note(pod, wanted):

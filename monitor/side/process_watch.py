@@ -31,10 +31,9 @@ from monitor.side.node_state import Figures, NodeState, label
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
 
-#: A marked pod is read again this often, for processes that appeared with a value of their own.
-LOOK_S = 10.0
-#: After records of new processes, and to try again what failed.
-SOON_S = 1.0
+#: A marked pod is read again this often, for processes that appeared with a value of their own, and what failed is
+#: tried again. Not at each record of a process: a fork bomb would have it look all the time.
+LOOK_S = 1.0
 #: A turn takes so many times its own length until the next one: 5 % of a CPU, however many processes a pod has and
 #: however often another pod is first.
 _REST = 20
@@ -45,7 +44,7 @@ _LOG_S = 10.0
 
 
 class VictimMarks:
-    """`take`, `appeared` and `restored` are the loop's, and never wait.
+    """`take` and `restored` are the loop's, and never wait.
 
     Under --mode hold and --mode enforce. A pod that is being evicted keeps its mark until it is gone. While evictions
     are suspended, because they would not help, no pod is marked. The values are set back as soon as another pod is
@@ -66,7 +65,6 @@ class VictimMarks:
         self._logged: dict[str, float] = {}
         self._looked = 0.0
         self._problem = ""
-        self._appeared: set[str] = set()
         self._restored: deque[str] = deque()
         self._wake = threading.Event()
         self._hurry = threading.Event()  # ends a rest
@@ -101,11 +99,6 @@ class VictimMarks:
                 # nothing was gained.
                 self._hurry.set()
         return frozenset(self._asked)
-
-    def appeared(self, uid: str) -> None:
-        if uid not in self._appeared:
-            self._appeared.add(uid)
-            self._wake.set()
 
     def restored(self) -> list[str]:
         """The pods whose processes have their own values again since the last call."""
@@ -155,16 +148,12 @@ class VictimMarks:
         for uid in list(self._asked - wanted.keys()):
             self._restore(uid)
         if not self._marks:
-            self._appeared.clear()
-            return SOON_S if self.failures > failures else None
-        due = self._looked + (SOON_S if self._appeared else LOOK_S)
-        if self._clock() >= due:
-            self._appeared.clear()
+            return LOOK_S if self.failures > failures else None
+        if self._clock() >= self._looked + LOOK_S:
             for uid, mark in list(self._marks.items()):
                 self._try(uid, lambda mark=mark: self._journal.look_again(mark))  # type: ignore[misc]
             self._looked = self._clock()
-            due = self._looked + LOOK_S
-        return SOON_S if self.failures > failures else max(0.0, due - self._clock())
+        return max(0.0, self._looked + LOOK_S - self._clock())
 
     def _mark(self, uid: str, found: FoundPod) -> None:
         if self._is_ours(found.cgroup):
@@ -312,13 +301,10 @@ class ProcessWatch:
         self._figures, self._log, self._doubt_pod = figures, log, doubt
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
         about = node.hierarchy, node.capacity, self._notes, log.budget, era(config.policy)
-        self.marks: VictimMarks | None = None
-        if config.enforce:
-            self.marks = VictimMarks(node, log, wake)
-            self.scores = OomScores(*about, self.marks.appeared)
+        self.scores = OomScores(*about)
+        self.marks = VictimMarks(node, log, wake) if config.enforce else None
+        if self.marks is not None:
             self.marks.start()
-        else:
-            self.scores = OomScores(*about)
         self.over = OverBudget(node, figures, log, self.scores.look_around)
         self._feed: ProcessFeed | None = None
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when

@@ -16,7 +16,7 @@ from monitor.kernel import cgroupfs
 from monitor.link.messages import Evicted, Suspended
 from monitor.pods.model import FoundPod
 from monitor.settings.config import RunConfig
-from monitor.side.process_watch import LOOK_S, SOON_S, VictimMarks
+from monitor.side.process_watch import LOOK_S, VictimMarks
 from tests import live
 from tests.daemon.harness import DECISION, STATE
 from tests.log_lines import LogLines, ignored
@@ -150,10 +150,9 @@ def test_new_processes_are_raised_soon(bench: Bench) -> None:
     with Puppet(bench.pods["a"].cgroup) as late:
         path = Path(f"/proc/{late.pid}/oom_score_adj")
         path.write_text("150")
-        bench.marks.appeared("a")
-        assert bench.marks.turn() == pytest.approx(SOON_S)  # not at once: a fork bomb would have it look all the time
+        assert bench.marks.turn() == pytest.approx(LOOK_S)  # not at once: a fork bomb would have it look all the time
         assert path.read_text() == "150\n"
-        bench.now += SOON_S
+        bench.now += LOOK_S
         assert bench.marks.turn() == pytest.approx(LOOK_S)
         assert path.read_text() == "1000\n"
         bench.state("b")
@@ -162,15 +161,15 @@ def test_new_processes_are_raised_soon(bench: Bench) -> None:
 
 def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench, tmp_path: Path) -> None:
     """While a pod is marked its values are not compared; afterwards those of its QoS class win."""
-    log, appeared = LogLines(), list[str]()
-    scores = OomScores(cgroupfs.detect(), 1 << 30, ScoreNotes(tmp_path), log, on_raised=appeared.append)
+    log = LogLines()
+    scores = OomScores(cgroupfs.detect(), 1 << 30, ScoreNotes(tmp_path), log)
     cgroup = bench.pods["a"].cgroup
     scores.set_pod(FoundPod(replace(pod("a", container(memory="512Mi")), uid="a"), cgroup, {"c": cgroup}))
     assert bench.values[0] == 500
     scores.raised = bench.state("a")
     scores.audit_all()
     scores.on_process(bench.processes["a"].pid, cgroupfs.cgroup_id(cgroup))
-    assert (bench.values[0], appeared, len(log.lines)) == (1000, ["a", "a"], 1)
+    assert (bench.values[0], len(log.lines)) == (1000, 1)
     bench.write("a", 700)  # by another process, meanwhile
     scores.raised = bench.state("b")
     assert bench.values[0] == 700
