@@ -84,9 +84,6 @@ def lives_on(cgroup: Path) -> bool:
 _MAX_EVICTIONS = 256
 #: The signal that counts a decision without a signal: a pod over a limit of its own.
 LOCAL_STORAGE = "local-storage"
-#: Fields of a decision that are not logged: of one about a pod over a limit of its own, a disk, and memory.
-_NOT_OF_LIMITS = {"domain", "quantity", "available", "capacity", "usage", "coming", "cleanup"}
-_NOT_OF_DISKS, _NOT_OF_MEMORY = {"coming", "message"}, {"cleanup", "message"}
 
 
 @dataclass(eq=False)
@@ -372,11 +369,8 @@ def _present(message: messages.Message) -> dict[str, Any]:
 
 
 def _logged(message: messages.Decision) -> dict[str, Any]:
-    """The fields of a decision in the log, beside the pod's name."""
+    """The fields of a decision in the log, beside the pod's name; none of a threshold for a pod over its own limit."""
+    fields = _present(message) if message.signal is None else message._asdict()
     left_out = {"pod", "name", "order"}
-    if message.signal is None:
-        left_out |= _NOT_OF_LIMITS
-    else:
-        left_out |= _NOT_OF_MEMORY if message.signal in MEMORY_SIGNALS else _NOT_OF_DISKS
-    left_out |= {name for name in ("braked", "resent") if not getattr(message, name)}
-    return {key: value for key, value in message._asdict().items() if key not in left_out} | {"uid": message.pod}
+    left_out |= {name for name in ("braked", "resent", "message", "cleanup", "coming") if not getattr(message, name)}
+    return {key: value for key, value in fields.items() if key not in left_out} | {"uid": message.pod}

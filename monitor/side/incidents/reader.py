@@ -335,10 +335,8 @@ class IncidentReader:
         ids = self._ids()
         if not ids:
             raise UnknownIncident(f"no incidents stored in {self.path.parent} yet")
-        if key in ids:
-            matches = [key]
-        else:
-            matches = ids[:1] if key == "latest" else [known for known in ids if key and known.startswith(key)]
+        begin = [known for known in ids if key and known.startswith(key)]
+        matches = [key] if key in ids else ids[:1] if key == "latest" else begin
         if len(matches) > 1:
             raise UnknownIncident(f"{len(matches)} incidents begin with {key!r}", f"say more of it: {_some(matches)}")
         if not matches:
