@@ -14,7 +14,7 @@ import click
 from monitor.cli.main import LazyGroup
 from monitor.cli.output import F, Finite, emit, output_option, seconds_of, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
-from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, Choice, Criteria, Found, Progress, Sweep, choose
+from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, Criteria, EvictedPod, Found, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.policy.errors import PolicyError
@@ -92,10 +92,10 @@ def list_(output: str, check: bool, kubeconfig: str, context: str, **options: An
     criteria = _criteria(**options)
     with _sweep(kubeconfig, context, criteria) as sweep:
         found = sweep.find()
-    choices = choose(found.pods, criteria, time.time())
-    emit(output, _document(found, choices), lambda: _text(choices))
+    pods = choose(found.pods, criteria, time.time())
+    emit(output, _document(found, pods), lambda: _text(pods))
     _print_left_alone(found)
-    return EXIT_FINDINGS if check and any(choice.goes for choice in choices) else EXIT_OK
+    return EXIT_FINDINGS if check and any(pod.goes for pod in pods) else EXIT_OK
 
 
 @click.command()
@@ -113,7 +113,7 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
     criteria = _criteria(**options)
     with _sweep(kubeconfig, context, criteria, rate, _RETRY_S) as sweep:
         found = sweep.find()
-        going = [choice for choice in choose(found.pods, criteria, time.time()) if choice.goes]
+        going = [pod for pod in choose(found.pods, criteria, time.time()) if pod.goes]
         if not yes:
             emit(output, {"dry_run": True, **_document(found, going)}, lambda: _text(going))
             _print_left_alone(found)
@@ -121,11 +121,14 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
                 f"dry run: {len(going)} of {len(found.pods)} evicted pods would be deleted; --yes does it", err=True
             )
             return EXIT_OK
-        printer = ProgressPrinter(len(going))
+        progress, shown_at = Progress(len(going)), time.monotonic()
         try:
-            progress = sweep.delete([choice.pod for choice in going], printer)
+            for progress in sweep.delete(going):
+                if time.monotonic() - shown_at >= _PROGRESS_S:
+                    shown_at = time.monotonic()
+                    click.echo(str(progress), err=True)
         except (KeyboardInterrupt, MonitorError):
-            click.echo(f"ended early: {printer.progress}; run it again to go on", err=True)
+            click.echo(f"ended early: {progress}; run it again to go on", err=True)
             raise
     counts = {name: progress.outcomes[name] for name in OUTCOMES}
     outcome = {"dry_run": False, "total": progress.total, **counts, "problems": progress.problems}
@@ -135,21 +138,6 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
     return EXIT_FAILURE if progress.outcomes[FAILED] else EXIT_OK
 
 
-class ProgressPrinter:
-    """How far it is, on stderr, now and then."""
-
-    def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.progress = Progress(total)
-        self._clock = clock
-        self._at = clock()
-
-    def __call__(self, progress: Progress) -> None:
-        self.progress = progress
-        if (now := self._clock()) - self._at >= _PROGRESS_S:
-            self._at = now
-            click.echo(str(progress), err=True)
-
-
 def _sweep(
     kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0
 ) -> closing[Sweep]:
@@ -157,19 +145,18 @@ def _sweep(
     return closing(Sweep(client, criteria, rate=rate, retry_s=retry_s))
 
 
-def _document(found: Found, choices: Sequence[Choice]) -> dict[str, Any]:
-    now, kinds = time.time(), Counter(choice.pod.owner_kind for choice in choices)
+def _document(found: Found, pods: Sequence[EvictedPod]) -> dict[str, Any]:
+    now, kinds = time.time(), Counter(pod.owner_kind for pod in pods)
     return {
-        "pods": [_pod(choice, now) for choice in choices],
+        "pods": [_pod(pod, now) for pod in pods],
         "owners": {kind: {"pods": count} for kind, count in kinds.most_common()},
         "found": len(found.pods),
-        "to_delete": sum(choice.goes for choice in choices),
+        "to_delete": sum(pod.goes for pod in pods),
         "failed_otherwise": dict(found.others.most_common()),
     }
 
 
-def _pod(choice: Choice, now: float) -> dict[str, Any]:
-    pod = choice.pod
+def _pod(pod: EvictedPod, now: float) -> dict[str, Any]:
     return {
         "namespace": pod.namespace,
         "name": pod.name,
@@ -179,24 +166,24 @@ def _pod(choice: Choice, now: float) -> dict[str, Any]:
         "age_s": None if pod.since is None else int(max(0.0, now - pod.since)),
         "message": pod.message,
         "evidence": pod.evidence,
-        "delete": choice.goes,
-        "stays": choice.stays,
+        "delete": pod.goes,
+        "stays": pod.stays,
     }
 
 
-def _text(choices: Sequence[Choice]) -> Iterator[str]:
-    if not choices:
+def _text(pods: Sequence[EvictedPod]) -> Iterator[str]:
+    if not pods:
         return
     now = time.time()
     rows = []
-    for choice in choices:
-        pod = choice.pod
+    for pod in pods:
         age = "unknown" if pod.since is None else format_age(now - pod.since)
-        rows.append((pod.key, pod.owner, pod.node or "-", age, choice.stays or "-"))
+        rows.append((pod.key, pod.owner, pod.node or "-", age, pod.stays or "-"))
     yield from table_lines(["pod", "owner", "node", "age", "stays"], rows)
     yield ""
-    for pod in (choice.pod for choice in choices if choice.pod.evidence != BY_REASON):
-        yield f"{pod.key}: has no reason; evicted by its {pod.evidence}: {pod.message}"
+    for pod in pods:
+        if pod.evidence != BY_REASON:
+            yield f"{pod.key}: has no reason; evicted by its {pod.evidence}: {pod.message}"
 
 
 def _print_left_alone(found: Found) -> None:

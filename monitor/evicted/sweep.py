@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -52,8 +52,8 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EvictedPod:
-    """``since`` (unix seconds) is the last thing that its status dates: it was evicted then, or before. ``held`` says
-    why it is never deleted, "" if it may be. ``evidence`` is `BY_REASON` or `BY_CONDITION`.
+    """``since`` (unix seconds) is the last thing that its status dates: it was evicted then, or before. ``stays`` says
+    why it is not deleted, "" if it may be. ``evidence`` is `BY_REASON` or `BY_CONDITION`.
     """
 
     namespace: str
@@ -65,12 +65,16 @@ class EvictedPod:
     owner_name: str
     since: float | None
     message: str
-    held: str
+    stays: str
     evidence: str = BY_REASON
 
     @property
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def goes(self) -> bool:
+        return not self.stays
 
     @property
     def owner(self) -> str:
@@ -101,7 +105,7 @@ def decode(found: Object) -> EvictedPod | str | None:
         name,
         max(_moments(metadata, status), default=None),
         shortened(" ".join(message.split()), _MESSAGE),
-        _held(metadata, status),
+        _keeps(metadata, status),
         evidence,
     )
 
@@ -115,7 +119,7 @@ def _message_of_eviction(status: Object) -> str:
     return ""
 
 
-def _held(metadata: Object, status: Object) -> str:
+def _keeps(metadata: Object, status: Object) -> str:
     for one in _containers(status):
         # Kubelets before 1.22 write Failed while containers still have their grace period.
         if "running" in _map(one.get("state")):
@@ -214,24 +218,12 @@ class Criteria:
         return "status.phase=Failed" + (f",spec.nodeName={self.node}" if self.node else "")
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A pod, and why it stays; "" if it is to go."""
-
-    pod: EvictedPod
-    stays: str
-
-    @property
-    def goes(self) -> bool:
-        return not self.stays
-
-
-def choose(pods: Iterable[EvictedPod], criteria: Criteria, now: float) -> tuple[Choice, ...]:
-    """Of all pods of the owner kinds, oldest first: that is the order in which they go."""
+def choose(pods: Iterable[EvictedPod], criteria: Criteria, now: float) -> tuple[EvictedPod, ...]:
+    """All pods of the owner kinds, with why each stays, oldest first: that is the order in which they go."""
     kinds = {kind.lower() for kind in criteria.owner_kinds}
     found = [pod for pod in pods if not kinds or pod.owner_kind.lower() in kinds]
     found.sort(key=lambda pod: (pod.since is None, -(pod.since or 0.0), pod.key), reverse=True)
-    return tuple(Choice(pod, pod.held or _too_young(pod, criteria, now)) for pod in found)
+    return tuple(replace(pod, stays=pod.stays or _too_young(pod, criteria, now)) for pod in found)
 
 
 def _too_young(pod: EvictedPod, criteria: Criteria, now: float) -> str:
@@ -259,15 +251,16 @@ class Progress:
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
-    @property
-    def done(self) -> int:
-        return self.outcomes.total()
+    def count(self, outcome: str, problem: str = "") -> None:
+        self.outcomes[outcome] += 1
+        if problem and problem not in self.problems and len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(problem)
 
     def __str__(self) -> str:
         rest = ", ".join(
             f"{self.outcomes[name]} {text}" for name, text in _OUTCOME_TEXTS.items() if self.outcomes[name]
         )
-        return f"{self.done} of {self.total}: {self.outcomes[DELETED]} deleted{f', {rest}' if rest else ''}"
+        return f"{self.outcomes.total()} of {self.total}: {self.outcomes[DELETED]} deleted{f', {rest}' if rest else ''}"
 
 
 _OUTCOME_TEXTS = {
@@ -314,31 +307,29 @@ class Sweep:
                     others[one] += 1
         return Found(tuple(pods), others)
 
-    def delete(self, pods: Sequence[EvictedPod], on_progress: Callable[[Progress], None] = lambda _: None) -> Progress:
-        """Delete these, in their order; ``on_progress`` is called after each. Raises the KubeError that ends it all."""
+    def delete(self, pods: Sequence[EvictedPod]) -> Iterator[Progress]:
+        """Delete these, in their order; how far it is after each. Raises the KubeError that ends it all."""
         progress = Progress(len(pods))
         denied: dict[str, str] = {}  # namespace -> why
         in_a_row = 0
         for pod in pods:
-            if pod.namespace in denied:
-                self._count(progress, FAILED, denied[pod.namespace])
-                on_progress(progress)
-                continue
-            self._pace()
             try:
-                self._count(progress, self._delete(pod))
-                in_a_row = 0
+                if pod.namespace in denied:
+                    progress.count(FAILED, denied[pod.namespace])
+                else:
+                    self._pace()
+                    progress.count(self._delete(pod))
+                    in_a_row = 0
             except (TransportError, Unauthorized):
                 raise
             except KubeError as error:
                 if isinstance(error, Forbidden) and error.remedy:  # a rule is missing, for all of its namespace
                     denied[pod.namespace] = str(error)
-                self._count(progress, FAILED, str(error))
+                progress.count(FAILED, str(error))
                 in_a_row = in_a_row + 1 if passes(error) else 0
                 if in_a_row == _MOST_IN_A_ROW:
                     raise
-            on_progress(progress)
-        return progress
+            yield progress
 
     def _delete(self, pod: EvictedPod) -> str:
         """One of `OUTCOMES`; raises KubeError. What has changed since it was listed is left to the next sweep."""
@@ -367,8 +358,3 @@ class Sweep:
         if (pause_s := self._due_s - self._clock()) > 0:
             self._wait(pause_s)
         self._due_s = self._clock() + self._pause_s
-
-    def _count(self, progress: Progress, outcome: str, problem: str = "") -> None:
-        progress.outcomes[outcome] += 1
-        if problem and problem not in progress.problems and len(progress.problems) < _MOST_PROBLEMS:
-            progress.problems.append(problem)

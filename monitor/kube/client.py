@@ -31,35 +31,27 @@ class Resource:
     plural: str
     namespaced: bool = True
 
-    def path(self, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Without ``namespace``: of all namespaces."""
+    def path(self, namespace: str = "", name: str = "", subresource: str = "", **query: Any) -> str:
+        """Without ``namespace``: of all namespaces. Of ``query`` what is empty is left out."""
         parts = ["api", self.version] if not self.group else ["apis", self.group, self.version]
         if self.namespaced and namespace:
             parts += ["namespaces", namespace]
         parts += [part for part in (self.plural, name, subresource) if part]
-        return "/" + "/".join(quote(part, safe="") for part in parts)
+        given = urlencode({key: value for key, value in query.items() if value})
+        return "/" + "/".join(quote(part, safe="") for part in parts) + (f"?{given}" if given else "")
 
-    def rbac_rule(self, verb: str, subresource: str = "") -> str:
-        """The rule that allows ``verb``, as a Role or ClusterRole has it."""
+    def about(self, verb: str, namespace: str = "", name: str = "", subresource: str = "") -> tuple[str, str]:
+        """What is done, for errors, and the rule that it needs, as a Role or ClusterRole has it."""
         plural = f"{self.plural}/{subresource}" if subresource else self.plural
-        return f'{{apiGroups: ["{self.group}"], resources: ["{plural}"], verbs: ["{verb}"]}}'
+        of = "/".join(part for part in (namespace, name) if part)
+        rule = f'{{apiGroups: ["{self.group}"], resources: ["{plural}"], verbs: ["{verb}"]}}'
+        return f"{verb} {plural}{f' {of}' if of else ''}", rule
 
 
 PODS = Resource("", "v1", "pods")
 NODES = Resource("", "v1", "nodes", namespaced=False)
 #: Core events, which `kubectl describe` reads and the kubelet writes.
 EVENTS = Resource("", "v1", "events")
-
-
-def with_query(path: str, parameters: Mapping[str, object]) -> str:
-    """A request's target; parameters that are empty or None are left out, booleans are as Go parses them."""
-    given = {
-        key: str(value).lower() if isinstance(value, bool) else value
-        for key, value in parameters.items()
-        if value not in ("", None, False)
-    }
-    return f"{path}?{urlencode(given)}" if given else path
-
 
 #: Seconds for pods/eviction: while a budget is new or contended the API server itself tries for 10 s (measured: 10.1).
 EVICTION_TIMEOUT_S = 30.0
@@ -71,8 +63,6 @@ PAGE_SIZE = 500
 SILENCE_S = 90.0
 #: How long the server should keep a watch open, as client-go at least.
 WATCH_S = 300.0
-
-
 _METHODS = {"get": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 
 
@@ -120,19 +110,14 @@ class ApiClient(Transport):
         ``resource_version`` "0" takes what the API server has in its cache, in one answer, and costs it least; "" asks
         etcd, in pages. A continue token that expires half way begins a list in one answer. ``timeout_s``: per page.
         """
-        what, rule = _action_and_rule(resource, "list", namespace, "")
-        query: dict[str, object] = {
-            "fieldSelector": field_selector,
-            "labelSelector": label_selector,
-            "resourceVersion": resource_version,
-            "limit": None if resource_version == "0" else page_size,
-        }
+        what, rule = resource.about("list", namespace)
+        query: dict[str, Any] = {"fieldSelector": field_selector, "labelSelector": label_selector}
+        query |= {"resourceVersion": resource_version, "limit": 0 if resource_version == "0" else page_size}
         items: list[T] = []
         while True:
             decoder = ItemDecoder(what)
-            target = with_query(resource.path(namespace), query)
             try:
-                with self.ask("GET", target, what, rule, timeout_s) as answer:
+                with self.ask("GET", resource.path(namespace, **query), what, rule, timeout_s) as answer:
                     found = map(decode, decoder.items(answer.chunks()))
                     items += [one for one in found if one is not None]
             except ResourceExpired:
@@ -166,17 +151,10 @@ class ApiClient(Transport):
         nothing came for ``silence_s``: then watch again from the last one's version. Raises ResourceExpired (list
         again), and every other KubeError.
         """
-        what, rule = _action_and_rule(resource, "watch", namespace, "")
-        target = with_query(
-            resource.path(namespace),
-            {
-                "watch": True,
-                "allowWatchBookmarks": True,
-                "fieldSelector": field_selector,
-                "resourceVersion": resource_version,
-                "timeoutSeconds": max(1, int(watch_s)),
-            },
-        )
+        what, rule = resource.about("watch", namespace)
+        query: dict[str, Any] = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": max(1, int(watch_s))}
+        query |= {"fieldSelector": field_selector, "resourceVersion": resource_version}
+        target = resource.path(namespace, **query)
         with self.ask("GET", target, what, rule, watch_s + silence_s, silence_s) as answer:
             yield _until_silent(events(answer.chunks(), what))
 
@@ -238,10 +216,9 @@ class ApiClient(Transport):
         timeout_s: float | None = None,
         **sent: Any,
     ) -> Object:
-        what, rule = _action_and_rule(resource, verb, namespace, name, subresource)
-        # The owner of what is written, in managedFields.
-        query = {"fieldManager": "outrace" if verb == "patch" or not name else ""}
-        target = with_query(resource.path(namespace, name, subresource), query)
+        what, rule = resource.about(verb, namespace, name, subresource)
+        owner = "outrace" if verb == "patch" or not name else ""  # of what is written, in managedFields
+        target = resource.path(namespace, name, subresource, fieldManager=owner)
         encoded = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         with self.ask(_METHODS[verb], target, what, rule, timeout_s, body=encoded, **sent) as answer:
             return parse_object(answer.all(MAX_OBJECT), what)
@@ -252,15 +229,6 @@ def _until_silent(found: Iterator[WatchEvent]) -> Iterator[WatchEvent]:
         yield from found
     except TimedOut:
         return
-
-
-def _action_and_rule(
-    resource: Resource, verb: str, namespace: str, name: str, subresource: str = ""
-) -> tuple[str, str]:
-    """What is done, for errors, and the RBAC rule that it needs."""
-    plural = f"{resource.plural}/{subresource}" if subresource else resource.plural
-    of = "/".join(part for part in (namespace, name) if part)
-    return f"{verb} {plural}{f' {of}' if of else ''}", resource.rbac_rule(verb, subresource)
 
 
 def _delete_options(uid: str, resource_version: str, grace_period_s: int | None) -> dict[str, object]:

@@ -262,7 +262,7 @@ class Transport:
         headers = {"User-Agent": f"outrace/{__version__}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = content_type
-        request = method, target, body, headers
+        request = method, self.config.server.prefix + target, body, headers
         usual_s, total_s = self._timeout_s, total_s or self._timeout_s
         patience = Patience(self.stop, total_s if silence_s is None else usual_s, silence_s)
         token = self.config.credentials.current()

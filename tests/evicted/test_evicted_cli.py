@@ -6,8 +6,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from monitor.cli.evicted import ProgressPrinter, format_age
-from monitor.evicted.sweep import Progress
+from monitor.cli.evicted import format_age
 from tests.evicted.made import evicted, names, owned, put
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer
@@ -109,17 +108,6 @@ def test_what_is_refused(cluster: FakeApiServer, outrace: Outrace, arguments: tu
     done = outrace("delete", "--yes", *arguments)
     assert (done.returncode, cluster.asked) == (2, [])
     assert arguments[0] in done.stderr
-
-
-def test_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    now = [0.0]
-    printer = ProgressPrinter(9, clock=lambda: now[0])
-    for at in range(9):
-        now[0] = at * 2.0
-        progress = Progress(9)
-        progress.outcomes.update(deleted=at, failed=1)
-        printer(progress)
-    assert capsys.readouterr().err.splitlines() == ["4 of 9: 3 deleted, 1 failed", "7 of 9: 6 deleted, 1 failed"]
 
 
 def test_ages_are_in_one_unit() -> None:

@@ -3,11 +3,12 @@
 No scheduler and no kubelet takes part: the pods have no node, and their status is patched.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Criteria, Sweep
+from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Criteria, EvictedPod, Sweep
 from monitor.kube.client import PODS, ApiClient, PatchType
 from tests.evicted.made import evicted, stamp
 from tests.kube import test_contract as contract
@@ -46,6 +47,10 @@ class Cluster:
         self.client.patch(PODS, name, body, self.namespace, kind=PatchType.MERGE)
 
 
+def outcomes(sweep: Sweep, pods: Sequence[EvictedPod]) -> dict[str, int]:
+    return dict([*sweep.delete(pods)][-1].outcomes)
+
+
 @pytest.fixture
 def cluster(client: ApiClient, namespace: str) -> Cluster:
     return Cluster(client, namespace)
@@ -66,9 +71,9 @@ def test_the_evicted_go_at_once_and_without_force(cluster: Cluster) -> None:
         ["a", "b", "c"],
         {"NodeLost": 1, "Terminated": 1},
     )
-    assert dict(cluster.sweep().delete(found.pods).outcomes) == {DELETED: 3}
+    assert outcomes(cluster.sweep(), found.pods) == {DELETED: 3}
     assert cluster.names == {"lost", "shut", "done", "runs"}
-    assert dict(cluster.sweep().delete(found.pods).outcomes) == {GONE: 3}
+    assert outcomes(cluster.sweep(), found.pods) == {GONE: 3}
 
 
 def test_what_changed_meanwhile_is_left_to_the_next_sweep(cluster: Cluster) -> None:
@@ -81,9 +86,9 @@ def test_what_changed_meanwhile_is_left_to_the_next_sweep(cluster: Cluster) -> N
         cluster.client.delete(PODS, name, cluster.namespace, grace_period_s=0)
     cluster.put("anew", "", "Running")
     cluster.put("anew-evicted")
-    assert dict(sweep.delete(found.pods).outcomes) == {CHANGED: 3}
+    assert outcomes(sweep, found.pods) == {CHANGED: 3}
     assert cluster.names == {"touched", "anew", "anew-evicted"}
-    assert dict(sweep.delete(sweep.find().pods).outcomes) == {DELETED: 2}
+    assert outcomes(sweep, sweep.find().pods) == {DELETED: 2}
     assert cluster.names == {"anew"}
 
 
@@ -92,9 +97,9 @@ def test_finalizers_keep_a_pod_that_is_marked(cluster: Cluster) -> None:
     cluster.put("jobs", finalizers=["batch.kubernetes.io/job-tracking"])
     found = cluster.sweep().find()
     by_name = {pod.name: pod for pod in found.pods}
-    assert by_name["jobs"].held == "its Job has not counted it yet"
-    assert dict(cluster.sweep().delete([by_name["mine"]]).outcomes) == {MARKED: 1}
-    again = {pod.name: pod.held for pod in cluster.sweep().find().pods}
+    assert by_name["jobs"].stays == "its Job has not counted it yet"
+    assert outcomes(cluster.sweep(), [by_name["mine"]]) == {MARKED: 1}
+    again = {pod.name: pod.stays for pod in cluster.sweep().find().pods}
     assert again["mine"] == "is being deleted"
     for name in ("mine", "jobs"):
         cluster.patch(name, {"metadata": {"finalizers": None}})

@@ -10,7 +10,7 @@ from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
 
 def test_an_evicted_pod_of_this_kubelet() -> None:
     pod = decoded(evicted("web-1", "shop", **owned("ReplicaSet", "web-5d9c")))
-    assert (pod.key, pod.owner, pod.node, pod.held) == ("shop/web-1", "ReplicaSet/web-5d9c", "node-1", "")
+    assert (pod.key, pod.owner, pod.node, pod.stays) == ("shop/web-1", "ReplicaSet/web-5d9c", "node-1", "")
     assert pod.message.startswith("The node was low on resource: memory.")
 
 
@@ -45,11 +45,11 @@ def without_reason(message: str, of_status: str = "", **condition: str) -> dict[
 def test_without_a_reason_the_kubelets_condition_and_message_are_evidence(message: str) -> None:
     for made in (without_reason(message), without_reason("", message)):
         found = decoded(made)
-        assert (found.evidence, found.message, found.held) == (BY_CONDITION, " ".join(message.split()), "")
+        assert (found.evidence, found.message, found.stays) == (BY_CONDITION, " ".join(message.split()), "")
     assert decoded(evicted("web-1")).evidence == BY_REASON
     held = without_reason(message)
     held["metadata"]["deletionTimestamp"] = stamp(1)
-    assert decoded(held).held == "is being deleted"
+    assert decoded(held).stays == "is being deleted"
 
 
 @pytest.mark.parametrize(
@@ -89,14 +89,14 @@ def test_a_running_container_holds_it(name: str) -> None:
     """Kubelets before 1.22 write Failed at the start of the grace period."""
     made = evicted("web-1")
     made["status"][name] = [{"name": "log", "state": {"running": {"startedAt": stamp(9)}}}]
-    assert decoded(made).held == "container log is still running"
+    assert decoded(made).stays == "container log is still running"
     made["status"][name] = [{"name": "log", "state": {"waiting": {"reason": "ContainerCreating"}}}]
-    assert decoded(made).held == ""
+    assert decoded(made).stays == ""
 
 
 def test_a_mirror_of_a_static_pod_is_held() -> None:
     """test_evicted_contract.py has finalizers and deletions."""
-    held = decoded(evicted("web-1", annotations={"kubernetes.io/config.mirror": "x"})).held
+    held = decoded(evicted("web-1", annotations={"kubernetes.io/config.mirror": "x"})).stays
     assert held.startswith("mirror of a static pod")
 
 

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +77,10 @@ def test_paths_are_encoded(api: FakeApiServer, client: ApiClient) -> None:
     with pytest.raises(errors.NotFound, match=rf'^{where}: HTTP 404 NotFound: pods "a b" not found$'):
         client.get(PODS, "a b/../ä?x", "default")
     assert api.asked[-1].path == "/api/v1/namespaces/default/pods/a b/../ä?x"
+    behind = ApiClient(replace(client.config, server=replace(client.config.server, prefix="/k8s/clusters/c-1")))
+    with closing(behind), pytest.raises(errors.NotFound):
+        behind.get(PODS, "a", "default")
+    assert api.asked[-1].path == "/k8s/clusters/c-1/api/v1/namespaces/default/pods/a"
     assert EVENTS.path("x", "y") == "/api/v1/namespaces/x/events/y"
     assert NODES.path("ignored", "y") == "/api/v1/nodes/y"
 
