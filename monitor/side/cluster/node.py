@@ -66,8 +66,8 @@ class NodeReport:
     """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none;
     None where pods are never held. `write_conditions` and `write_taints` write what is due, `end` removes our taints.
 
-    Without ``own_taints`` it only removes what an earlier daemon, killed, has left. ``note(keys)`` records which of our
-    taints the node has, before they are set, and none when they are removed; raises OSError.
+    Only ``own_taints`` writes taints. ``note(keys)`` records which of ours the node has, before they are set, and none
+    when they are removed; raises OSError.
     ``on_change(condition, holds, when)`` is called at each change.
     """
 
@@ -86,20 +86,18 @@ class NodeReport:
     def __post_init__(self) -> None:
         self._held_text = ""
         self._held_due = 0.0
-        self._conditions = self._retry(self.log)
+        self._conditions = self._retry()
         self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
         self._written: tuple[dict[str, bool], str] | None = None
         self._heartbeat_due = 0.0
 
-        # Without own taints a failure is not logged: only what an earlier daemon left would be removed.
-        self._taints = self._retry(self.log if self.own_taints else lambda *_, **__: None)
+        self._taints = self._retry()
         self._noted: set[str] | None = None  # None: not known
         self._known: set[str] | None = None  # our taints that the node has; None: not known
-        self._left: list[str] = []  # found, and not wanted
         self._look_due = 0.0
 
-    def _retry(self, log: Callable[..., object]) -> Retry:
-        return Retry(log, BackOff(cap_s=60.0, jitter=self.jitter, clock=self.clock), self.clock)
+    def _retry(self) -> Retry:
+        return Retry(self.log, BackOff(cap_s=60.0, jitter=self.jitter, clock=self.clock), self.clock)
 
     def write_conditions(self) -> None:
         holding = self.holding()
@@ -157,8 +155,8 @@ class NodeReport:
         ]
 
     def write_taints(self) -> None:
-        holding = self.holding() if self.own_taints else ()
-        if holding is None:
+        holding = self.holding()
+        if holding is None or not self.own_taints:
             return
         wanted = {key for condition, key in KEYS.items() if condition in holding}
         now = self.clock()
@@ -168,14 +166,15 @@ class NodeReport:
         try:
             self._write(self.client, wanted)
         except MonitorError as error:
-            self._failed(error)
+            self._taints.failed(error, "taints of the node not written; trying again", node=self.node)
+            self._look_due = self._taints.due
             return
         self._known, self._look_due = wanted, now + LOOK_S if wanted else inf
         self._taints.works("taints of the node are written again", node=self.node)
 
     def end(self, client: ApiClient) -> None:
         """Remove our taints as the daemon ends; ``client`` still works then."""
-        if not self.own_taints or self._known == set():
+        if self._known == set():
             return
         try:
             self.remove_taints(client)
@@ -196,7 +195,7 @@ class NodeReport:
 
     def _write_down(self, keys: set[str]) -> None:
         """Record the taints. A taint is set without a record too, because it may be about a full disk: the next start
-        with pods of the cluster reads the node anyway.
+        with ``own_taints`` reads the node anyway.
         """
         if keys == self._noted:
             return
@@ -211,8 +210,8 @@ class NodeReport:
         for tries_left in reversed(range(TRIES)):
             version, taints = _read(client.get(NODES, self.node), self.node)
             ours = {one["key"] for one in taints if _is_ours(one)}
-            added, self._left = sorted(wanted - ours), sorted(ours - wanted)
-            if not added and not self._left:
+            added, removed = sorted(wanted - ours), sorted(ours - wanted)
+            if not added and not removed:
                 return
             made = [one for one in taints if not _is_ours(one) or one["key"] in wanted]
             made += [{"key": key, "effect": EFFECT} for key in added]
@@ -223,18 +222,8 @@ class NodeReport:
                 if not tries_left:
                     raise
                 continue
-            self.log.info("taints of the node written", node=self.node, added=added, removed=self._left)
+            self.log.info("taints of the node written", node=self.node, added=added, removed=removed)
             return
-
-    def _failed(self, error: MonitorError) -> None:
-        if self.own_taints or not is_refused(error):
-            self._taints.failed(error, "taints of the node not written; trying again", node=self.node)
-            self._look_due = self._taints.due
-            return
-        self._known, self._look_due = set(), inf  # a right that this mode is not given: nothing to wait for
-        if self._left:
-            text = "a taint that a daemon before has left cannot be removed; use kubectl taint node NODE KEY-"
-            self.log.warning(text, node=self.node, keys=self._left, problem=str(error))
 
 
 def reason(condition: str, holds: bool) -> str:
