@@ -142,11 +142,9 @@ def _handle_signals(window: curses.window) -> None:
 def _styles() -> dict[str, int]:
     """Without colours where the user wants none (https://no-color.org), or the terminal has none."""
     styles = dict(_PLAIN)
-    if os.environ.get("NO_COLOR"):
-        return styles
     with contextlib.suppress(curses.error):
         curses.use_default_colors()
-        if curses.has_colors():
+        if curses.has_colors() and not os.environ.get("NO_COLOR"):
             for number, (style, colour) in enumerate(_COLOURS.items(), 1):
                 curses.init_pair(number, colour, -1)
                 styles[style] = styles.get(style, 0) | curses.color_pair(number)
