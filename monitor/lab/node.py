@@ -203,17 +203,12 @@ class LabNode:
         hog.expect("grown")
         return hog
 
-    def begin(self, pod: LabPod, worker: str, /, **options: object) -> Child:
-        """Start another worker in the first container of ``pod``, which says when it is ready."""
+    def start(self, pod: LabPod, worker: str, /, **options: object) -> Child:
+        """Start another worker in the first container of ``pod``, and wait until it is ready."""
         freezer = self.in_freezer(pod.containers["c0"])
         more = {} if freezer is None else {"freezer": freezer}
         child = Child(worker, cgroup=pod.containers["c0"], **more, **options)
         self.children.append(child)
-        return child
-
-    def start(self, pod: LabPod, worker: str, /, **options: object) -> Child:
-        """As `begin`, and wait until it is ready."""
-        child = self.begin(pod, worker, **options)
         child.expect("ready")
         return child
 

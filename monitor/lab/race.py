@@ -245,10 +245,7 @@ class HoldStage:
     def start(self, kind: str, count: int) -> list[Child]:
         """The processes of the victim that take memory, ready to."""
         mib = int(self.sizes.load / MIB / count / _COSTS.get(kind, 1.0))
-        children = [self.node.begin(self.victim, CHECKED, kind=kind, mib=mib, seed=n) for n in range(count)]
-        for child in children:
-            child.expect("ready")
-        return children
+        return [self.node.start(self.victim, CHECKED, kind=kind, mib=mib, seed=n) for n in range(count)]
 
     def _snapshot(self) -> dict[Path, str]:
         """What the files say that a brake may write, of the pod that is held and its containers."""
