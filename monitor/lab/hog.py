@@ -9,8 +9,7 @@ comes upon become active; pin=1: kept in pipes that no process reads, as by a se
 stays inactive and cannot be reclaimed), shmem (tmpfs pages; of the file path=FILE, if given, which outlives the
 process), tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which maps the zero page)
 or dentries (of names in dir=DIR that do not exist; they outlive the process); mib=N; pages=4k|thp; rate=MiB per second
-(0: full speed); cycles=N times grow and free per `go` (the last one holds); forks=N: N children take `mib` each, one
-after the other, at most 200; ignore_term=1; nice=N.
+(0: full speed); cycles=N times grow and free per `go` (the last one holds); ignore_term=1; nice=N.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from monitor.lab.worker import (
     MAP_NORESERVE,
     MIB,
     Options,
-    die_with_parent,
     disable_huge_pages,
     join,
     read_order,
@@ -46,7 +44,6 @@ DEFAULTS = {
     "pin": "0",
     "sync": "0",
     "path": "",
-    "forks": "0",
     "ignore_term": "0",
     "nice": "0",
     "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
@@ -156,25 +153,11 @@ def _grow(memory: Memory, rate: int) -> None:
     memory.finish()
 
 
-def _breed(memory: Memory, count: int, rate: int) -> None:
-    """``count`` children, each with memory of its own, one after the other."""
-    owner = os.getpid()
-    for _ in range(count):
-        if os.fork() == 0:
-            die_with_parent(owner)
-            memory.take(0, memory.size)
-            while True:
-                signal.pause()
-        time.sleep(memory.size / MIB / rate if rate else 0.0)
-
-
 def _go(memory: Memory, options: Options) -> None:
-    rate, forks = int(options["rate"]), min(200, int(options["forks"]))
-    _breed(memory, forks, rate)
-    for cycle in range(0 if forks else int(options["cycles"])):
+    for cycle in range(int(options["cycles"])):
         if cycle:
             memory.give_back()
-        _grow(memory, rate)
+        _grow(memory, int(options["rate"]))
 
 
 def _answer(word: str) -> None:

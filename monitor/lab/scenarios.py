@@ -20,6 +20,7 @@ from monitor.kernel import cgroupfs
 from monitor.lab.bench import Found, Row, bench, number, progress
 from monitor.lab.child import until
 from monitor.lab.node import MIB, LabNode
+from monitor.lab.race import CHECKED
 from monitor.lab.stage import (
     CRITICAL,
     HOG,
@@ -160,7 +161,9 @@ def tmpfs_hog(stage: Stage) -> None:
 @scenario(hard(64), i.EVICTION_WON, evicted=("bomb",), enforce=True)
 def fork_bomb(stage: Stage) -> None:
     """A pod forks many small processes; all are killed."""
-    stage.grow(stage.pod("bomb"), mib=1, forks=200)
+    bomb = stage.node.start(stage.pod("bomb"), CHECKED, kind="fork", mib=400, seed=1)
+    bomb.send("go")
+    stage.dies(bomb)
 
 
 @scenario(hard(48), i.EVICTION_WON, i.OVER_EVICTION, evicted=("large", "small"), enforce=True, needs=freezer)

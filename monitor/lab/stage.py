@@ -20,7 +20,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.meminfo import multi_gen_lru
-from monitor.lab.child import PATIENCE_S, Hog, until
+from monitor.lab.child import PATIENCE_S, Child, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.side.incidents.reader import IncidentReader
@@ -211,7 +211,7 @@ class Stage:
         with suppress(PermissionError):
             hog.oom_score_adj = -1000
 
-    def dies(self, *hogs: Hog) -> None:
+    def dies(self, *hogs: Child) -> None:
         """Wait for their ends by SIGKILL or SIGTERM."""
         for hog in hogs:
             status = hog.wait(PATIENCE_S)
