@@ -6,8 +6,8 @@ Pure. It runs between a kernel event and a kill: what depends on the configurati
 Among thresholds that may act the kubelet picks at random (a Go map, sorted by what is no order). This picks memory
 first, as the kubelet does, then hard before soft, `allocatableMemory.available` before `memory.available` (what
 recorded runs show most), then the order of `KUBELET_SIGNALS`: each a choice that the kubelet can make, with the same
-victim. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration the last that is
-for memory, else the first.
+victim. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration, those held by min
+reclaim last, the last that is for memory, else the first.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ def synchronize(
 def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:
     """The rules met now, and of those met before with grace the ones not yet clear of value + min reclaim."""
     merged: list[int] = []
+    kept: list[int] = []
     for i, rule in enumerate(config.rules):
         seen = observations.get(rule.signal)
         if seen is None:
@@ -169,11 +170,13 @@ def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping
         needed = rule.fixed
         if needed is None:
             needed = rule.threshold.value.amount(seen.capacity)
-        if needed > seen.available or (
-            i in held and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True)
-        ):
+        if needed > seen.available:
             merged.append(i)
-    return merged
+        elif i in held and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True):
+            kept.append(i)
+    if not kept:
+        return merged
+    return sorted(merged + kept) if config.compat == SANE else merged + sorted(kept, key=held.index)
 
 
 def _since(
