@@ -31,7 +31,7 @@ def test_a_daemon_that_goes_away_and_comes_back_with_another_threshold(
     ):
         made.shows("outrace top  one hold poll", "memory.available<48Mi", "lab/web", "no record lost")
         first.stop()
-        made.shows("outrace top  one does not answer", "lab/web")
+        made.shows("outrace top  the daemon does not answer", "lab/web")
         made.until(lambda screen: "no record lost" not in screen.text)  # a frame may come in several reads
         with LabDaemon(node, *common, *hard(64), state_dir=state):
             made.shows("outrace top  one hold poll", "memory.available<64Mi", "lab/web", "no record lost")
