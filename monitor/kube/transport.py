@@ -120,15 +120,17 @@ class Tls(Plain, ssl.SSLSocket):
     """The same with TLS."""
 
 
-def connect(host: str, port: int, patience: Patience) -> Plain:
+def connect(host: str, port: int, patience: Patience, timeout_s: float) -> Plain:
     """A connection to the first address of ``host`` that takes one. Raises OSError, UnicodeError, Cancelled, TimedOut.
-    A thread makes it, which may be left behind: looking up a name cannot be interrupted.
+
+    A thread makes it, because looking up a name cannot be interrupted. One that is left behind ends after ``timeout_s``
+    for each address.
     """
     made: Future[socket.socket] = Future()
 
     def run() -> None:
         try:
-            sock = socket.create_connection((host, port))
+            sock = socket.create_connection((host, port), timeout_s)
         except (OSError, UnicodeError) as error:  # UnicodeError: IDNA
             if made.set_running_or_notify_cancel():
                 made.set_exception(error)
@@ -346,7 +348,7 @@ class Transport:
         server, tls = self.config.server, self.config.tls
         sock: Plain | None = None
         try:
-            sock = connect(server.host, server.port, patience)
+            sock = connect(server.host, server.port, patience, self._connect_s)
             check_peer(sock, self.config.peer, patience.slices())
             if server.https:
                 sock = shake_hands(sock, self._context_for(stamps), tls.server_name or server.host)
@@ -393,7 +395,7 @@ def refusal(answer: Answer, what: str, rule: str) -> ApiError:
 
 def failure(address: str, error: Exception) -> TransportError:
     """A TransportError of what a socket, TLS or http.client raised."""
-    if isinstance(error, TimedOut):
+    if isinstance(error, TimedOut | TimeoutError):
         return TimedOut(f"{address}: {error}")
     if isinstance(error, ssl.SSLCertVerificationError):
         return CertificateError(
