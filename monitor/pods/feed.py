@@ -24,10 +24,9 @@ from monitor.kernel.durable import replace_file
 from monitor.kube.errors import ApiError, Cancelled
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.retry import BackOff
-from monitor.pods import pod_objects
-from monitor.pods.manifest_files import Manifest
+from monitor.pods import manifest_files
+from monitor.pods.manifest_files import Manifest, Object
 from monitor.pods.model import Ends
-from monitor.pods.pod_objects import Object
 
 #: Beside the pods, so that a later version can tell that it does not know the format.
 _VERSION = 1
@@ -98,11 +97,11 @@ class Known:
 
 def known(where: str, obj: object) -> Known | None:
     """What is kept of an object that a server sent; None without a uid, which no pod of a server lacks."""
-    kept = pod_objects.kept(obj)
+    kept = manifest_files.kept(obj)
     uid = kept["metadata"].get("uid")
     if not isinstance(uid, str) or not uid:
         return None
-    found = pod_objects.manifest(where, kept)
+    found = manifest_files.manifest(where, kept)
     return Known(uid, kept, None, found) if isinstance(found, str) else Known(uid, kept, found)
 
 

@@ -1,10 +1,13 @@
-"""A file of Pod manifests, read: YAML (several documents) or JSON, Pods or v1 Lists. Never raises for bad content."""
+"""Pods as objects: in a file of manifests (YAML, JSON, v1 Lists) and as a server has them. Bad content never raises."""
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ from monitor.documents import UnreadableError, decoded, one_line, shown
 from monitor.owner import ChangeableError, mend, read_alone
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.qos import SOURCE, is_mirror, is_static
+from monitor.policy.qos import SOURCE, compute_qos_class, is_mirror, is_static
+from monitor.policy.quantity import Quantity
+from monitor.policy.resources import together
 
 SUFFIXES = (".yaml", ".yml", ".json")
 POD_CGROUP = "outrace/cgroup"
@@ -158,3 +163,197 @@ def _container_ids(status: Any) -> dict[str, str]:
             if isinstance(name, str) and isinstance(ident, str):
                 ids[name] = ident.rpartition("//")[2]
     return ids
+
+
+# ---- a Pod as the API server or the kubelet serves it: what of it is kept, and what is made of it
+
+#: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, tolerations and volumes are kept, and
+#: this many characters of a text. (Kubernetes adds a few volumes; a label's value has at most 63 characters.)
+_MOST, _LONGEST = 100, 1024
+#: Annotations that decide something: where a static pod comes from, and which directory it has.
+_ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
+_SPECS = ("containers", "initContainers")
+_STATUSES = ("containerStatuses", "initContainerStatuses")
+#: What a resize in place can change, and the resources that a policy asks for.
+_RESIZED = ("cpu", "memory")
+_RESOURCES = (*_RESIZED, "ephemeral-storage")
+_AMOUNTS = ("requests", "limits")
+#: Our own mark in a stored object: its containers are sums. No server sends it: both drop fields that they do not know.
+_SUMMED = "containersSummed"
+
+Object = dict[str, Any]
+
+
+def kept(obj: Any) -> Object:
+    """What is needed of a Pod, and is stored: about 1 KB of 10, no environment, no command, no secret. No annotation
+    ``outrace/...``: the author of a pod may not name the cgroup that is killed.
+    """
+    made: Object = {"apiVersion": "v1", "kind": "Pod"}
+    made |= {key: _pruned(_map(obj, key), shape) for key, shape in _SHAPE.items()}
+    if isinstance(obj, Mapping) and obj.get(_SUMMED) is True:
+        return {**made, _SUMMED: True}
+    if sum(len(made["spec"].get(key, ())) for key in _SPECS) > MOST_CONTAINERS:
+        few = summed(_allocated(made))
+        return made if few is None else {**few, _SUMMED: True}
+    return made
+
+
+def manifest(where: str, obj: Mapping[str, Any]) -> Manifest | str:
+    """The pod of a `kept` object, or the line that says why it is none."""
+    found = manifest_of(where, _allocated(obj))
+    if isinstance(found, str) or obj.get(_SUMMED) is not True:
+        return found
+    return replace(found, pod=replace(found.pod, containers_summed=True))
+
+
+def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the requests that the kubelet has granted while a resize in place is not done (KEP-1287): it ranks by them
+    (Kubernetes 1.36: evictionManager.Start has getAllocatedPods). So of the whole pod (KEP-5419), where it has
+    resources of its own.
+    """
+    status = _map(obj, "status")
+    own = _map(obj, "spec").get("resources")
+    of_pod = _map(status, "allocatedResources") or _map(_map(status, "resources"), "requests")
+    granted = {
+        one["name"]: one["allocatedResources"]
+        for key in _STATUSES
+        for one in _list(status.get(key))
+        if isinstance(one.get("name"), str)
+        and isinstance(one.get("allocatedResources"), dict)
+        and one["allocatedResources"]
+    }
+    of_pod = of_pod if isinstance(own, Mapping) else {}
+    if not granted and not of_pod:
+        return obj
+    made = copy.deepcopy(dict(obj))
+    if of_pod:
+        made["spec"]["resources"] = _resized(own, of_pod)
+    for key in _SPECS:
+        for container in _list(_map(made, "spec").get(key)):
+            if isinstance(container.get("name"), str) and container["name"] in granted:
+                container["resources"] = _resized(container.get("resources"), granted[container["name"]])
+    return made
+
+
+def _resized(resources: Any, granted: Mapping[str, Any]) -> Object:
+    """These resources with the requests that are granted. What was not granted yet is none."""
+    now = {**_map(resources, "requests"), **{name: granted.get(name) for name in _RESIZED}}
+    requests = {name: amount for name, amount in now.items() if amount is not None}
+    return {**(resources if isinstance(resources, Mapping) else {}), "requests": requests}
+
+
+def _pruned(obj: Any, shape: Any) -> Any:
+    """What of an object has a place in a shape: a map of shapes, a list of one, a function of it, or None, which keeps
+    all. What is no map stays, to be reported.
+    """
+    if callable(shape):
+        return shape(obj)
+    if isinstance(shape, list):
+        return [_pruned(one, shape[0]) for one in _list(obj)]
+    if shape is None or not isinstance(obj, Mapping):
+        return obj
+    return {key: _pruned(obj[key], inner) for key, inner in shape.items() if key in obj}
+
+
+def _amounts(found: Any) -> Any:
+    """Of the resources that a policy reads: a tenant may name 100,000 others."""
+    if not isinstance(found, Mapping):
+        return found
+    huge = (key for key in found if isinstance(key, str) and key.startswith("hugepages-"))
+    return _some(found, (*_RESOURCES, *islice(huge, _MOST)))
+
+
+def _short(found: Any) -> Any:
+    return found[:_LONGEST] if isinstance(found, str) else found
+
+
+def _volume(volume: Mapping[str, Any]) -> Object:
+    """Which kind it is, and how large an emptyDir may be: what a configMap or projection holds may be much."""
+    return {
+        key: value if key == "name" else _some(value, ("medium", "sizeLimit")) if key == "emptyDir" else {}
+        for key, value in volume.items()
+        if value is not None
+    }
+
+
+def _texts(found: Mapping[str, Any]) -> Object:
+    """The first `_MOST` entries that are no longer than they may be."""
+    short = ((key, value) for key, value in found.items() if not isinstance(value, str) or len(value) <= _LONGEST)
+    return dict(islice(short, _MOST))
+
+
+def _some(obj: Any, keys: tuple[str, ...]) -> Object:
+    return {key: obj[key] for key in keys if key in obj} if isinstance(obj, Mapping) else {}
+
+
+def _map(obj: Any, key: str) -> Mapping[str, Any]:
+    found = obj.get(key) if isinstance(obj, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _list(found: Any) -> list[Any]:
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+_OF_RESOURCES = dict.fromkeys(_AMOUNTS, _amounts)
+_CONTAINER = {"name": None, "restartPolicy": None, "resources": _OF_RESOURCES}
+_CONTAINER_STATUS = {"name": None, "containerID": None, "allocatedResources": _amounts}
+_TOLERATION = dict.fromkeys(("key", "operator", "value", "effect", "tolerationSeconds"), _short)
+_SPEC = ("overhead", "priority", "priorityClassName", "restartPolicy", "terminationGracePeriodSeconds")
+#: What is kept of a Pod.
+_SHAPE: Mapping[str, Any] = {
+    "metadata": {
+        **dict.fromkeys(("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")),
+        "annotations": lambda found: _texts(_some(found, _ANNOTATIONS)),
+        "labels": lambda found: _texts(found if isinstance(found, Mapping) else {}),
+    },
+    "spec": {
+        **dict.fromkeys(_SPEC),
+        "resources": _OF_RESOURCES,
+        "tolerations": lambda found: [_pruned(one, _TOLERATION) for one in _list(found)[:_MOST]],
+        "volumes": lambda found: [_volume(one) for one in _list(found)[:_MOST]],
+        **{key: [_CONTAINER] for key in _SPECS},
+    },
+    "status": {
+        **dict.fromkeys(("phase", "qosClass", "reason", "message"), _short),
+        "allocatedResources": _amounts,
+        "resources": _OF_RESOURCES,
+        **{key: [_CONTAINER_STATUS] for key in _STATUSES},
+    },
+}
+
+
+# ---- a pod of very many containers, kept as one that asks for the same
+#
+# 1.5 MiB of a pod are 20,000 containers, and a tenant decides how many there are: ten such pods take 120 MiB here. What
+# is ranked, measured and killed is the pod, so sums do: requests and limits of the pod, and its class, stay as they
+# are. What is lost is what belongs to one container: its oom_score_adj and its own limit for ephemeral storage.
+# (kubelet-1.17 and before know no sidecars, and here count them.)
+
+#: Containers, init containers with them, of which each is kept. The kubelet has 110 pods on a node, of 1 to 10 each.
+MOST_CONTAINERS = 200
+
+
+def summed(obj: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The Pod ``obj`` with one container; None where it cannot be read."""
+    try:
+        pod = pod_from_object(obj)
+    except PolicyError:
+        return None
+    every = (*pod.containers, *pod.init_containers)
+    names = {name: None for container in every for name in (*container.requests, *container.limits)}
+    resources = {
+        which: {name: _text(most) for name in names if (most := together(pod, name, attrgetter(which))) is not None}
+        for which in _AMOUNTS
+    }
+    # The class is that of all the containers' figures, which are not the sums' where init containers are many.
+    status = {**obj["status"], "qosClass": pod.qos_class_status or compute_qos_class(pod)}
+    none: dict[str, Any] = {key: [] for key in _STATUSES}
+    spec = {**obj["spec"], "containers": [{"name": "containers", "resources": resources}], "initContainers": []}
+    return {**obj, "spec": spec, "status": {**status, **none}}
+
+
+def _text(amount: Quantity) -> str:
+    """Binary suffixes are read up to 2^63 - 1, as the kubelet does; a sum of two requests may be more."""
+    text = str(amount)
+    return text if Quantity.parse(text) == amount else str(Quantity(amount.nanos))

@@ -11,7 +11,7 @@ from monitor.kernel import cgroupfs
 from monitor.kube.errors import ResourceExpired
 from monitor.pods import feed as feeds
 from monitor.pods.cluster_source import UNLISTED_S
-from monitor.pods.pod_objects import MOST_CONTAINERS
+from monitor.pods.manifest_files import MOST_CONTAINERS
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
 from tests.pods.cluster import Cluster, a_pod, look, named, uid_of

@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.actions.oomadj import pod_scores
-from monitor.pods import pod_objects
 from monitor.pods.feed import known
-from monitor.pods.manifest_files import Manifest
+from monitor.pods.manifest_files import MOST_CONTAINERS, Manifest, kept, summed
 from monitor.pods.model import FoundPod
-from monitor.pods.pod_objects import MOST_CONTAINERS, kept, summed
 from monitor.policy.kubelet_pass import is_limited, storage_violation
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod, pod_from_object
@@ -189,7 +187,7 @@ def test_a_pod_of_very_many_containers_takes_the_room_of_a_few(count: int) -> No
     found = read(obj)
     assert pod_request(found.pod, "memory").value >> 20 == 2 * (count - 2) + 1  # as they were granted
     assert (qos_class(found.pod), found.is_starting) == ("Burstable", False)
-    assert len(json.dumps(pod_objects.kept(obj))) < 2000
+    assert len(json.dumps(kept(obj))) < 2000
 
 
 def test_up_to_the_limit_each_is_kept() -> None:

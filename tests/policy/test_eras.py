@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.pods.pod_objects import manifest
+from monitor.pods.manifest_files import manifest
 from monitor.policy.configuration import Source, in_force
 from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.explain import why_class, why_critical, why_request
