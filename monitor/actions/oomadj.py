@@ -200,19 +200,14 @@ class OomScores:
 
     def _look_at(self, pod: _PodScores, since: int, most: int) -> tuple[int, int]:
         """Look at ``most`` of the pod's processes, in the order of their pids; at how many, and the last pid if there
-        are more.
+        are more. None of a pod without known values: a user makes 60,000 cgroups in a unit of its own; to list their
+        processes took 1.6 s.
         """
-        if self._needs_no_look(pod):
+        if pod.found.pod.uid in self.raised or not pod.scores:
             return 0, 0
         pids = sorted(pid for pid in cgroup_procs.processes(pod.found.cgroup, most=_CGROUPS) if pid > since)
         self._check(pod, *pids[:most])
         return min(most, len(pids)), pids[most - 1] if len(pids) > most else 0
-
-    def _needs_no_look(self, pod: _PodScores) -> bool:
-        """Whether to compare none of its processes: raised ones, or no known value (services). A user makes 60,000
-        cgroups in a unit of its own: to list their processes took 1.6 s, and the side was killed as one that hangs.
-        """
-        return pod.found.pod.uid in self.raised or not pod.scores
 
     def _check(self, pod: _PodScores, *pids: int) -> None:
         """Compare processes with what they should have; log a difference once; with notes, write."""
