@@ -19,7 +19,7 @@ from monitor.actions.ledger import HOT, noted, runs
 from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
 from monitor.cli.output import emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
-from monitor.hold import brake_limit
+from monitor.hold import pod_brake
 from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
 from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
@@ -195,9 +195,9 @@ def _panic_on_oom() -> Iterator[Check]:
         version = cgroupfs.detect().version
     except MonitorError:
         return
-    value = limits.number(None, brake_limit.PANIC_ON_OOM)
+    value = limits.number(None, pod_brake.PANIC_ON_OOM)
     what = f"vm.panic_on_oom {'cannot be read' if value is None else f'is {value}'}"
-    if brake_limit.panics_at_cap(version):
+    if pod_brake.panics_at_cap(version):
         detail = f"{what}: a held pod gets no cap, because an OOM kill at it could panic the machine"
         yield Check("panic-on-oom", False, detail, "sysctl vm.panic_on_oom=0")
     else:

@@ -25,7 +25,7 @@ from monitor.actions.ledger import undo_left
 from monitor.cli.hooks import joined, take
 from monitor.cli.options import configuration_options, resolve, with_default_threshold, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
-from monitor.hold.brake_limit import panics_at_cap
+from monitor.hold.pod_brake import panics_at_cap
 from monitor.hot.sd_notify import Service
 from monitor.hot.supervise import Side
 from monitor.kernel.charging import BPF_RUNGS

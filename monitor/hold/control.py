@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from monitor.actions.ledger import Ledger, is_noted
-from monitor.hold.brake_limit import ROOM, panics_at_cap
-from monitor.hold.brakes import ENDED, GONE, KILL, LOST, THAWED_NS, HoldBrakes
+from monitor.hold.brakes import ENDED, GONE, KILL, LOST, THAWED_NS, Hold, HoldBrakes
 from monitor.hold.figures import HoldFigures, KubeletAnswers
-from monitor.hold.report import Hold
+from monitor.hold.pod_brake import ROOM, panics_at_cap
 from monitor.link.messages import KubeletEviction, Softened
 from monitor.link.outbox import Outbox
 from monitor.policy import hold

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from monitor.hold.brakes import UNTIL_NEXT_LOOK, HoldBrakes
-from monitor.hold.report import Hold
+from monitor.hold.brakes import UNTIL_NEXT_LOOK, Hold, HoldBrakes
 from monitor.policy import hold
 from monitor.policy.hold import Domain, Look, Rules, State, who_grew, who_grows_on
 from monitor.sources.gauge import Gauge

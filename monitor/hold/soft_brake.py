@@ -15,8 +15,7 @@ from pathlib import Path
 
 from monitor.actions.ledger import SOFT, Ledger
 from monitor.errors import MonitorError
-from monitor.hold.brake_file import BrakeFile, Planned
-from monitor.hold.brake_ledger import BrakeLedger
+from monitor.hold.brake_ledger import BrakeFile, BrakeLedger, Planned
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 

@@ -22,16 +22,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import EXIT_FAILURE, EXIT_HOOK, MonitorError, remedy_of
-from monitor.hot.busy_poll import BusyPoll
 from monitor.hot.decide import Decider
 from monitor.hot.evictor import EvictionNote, Evictor
-from monitor.hot.housekeeping import Housekeeping
+from monitor.hot.housekeeping import Housekeeping, Sweeps
 from monitor.hot.loop import Guard, Loop, Timer
 from monitor.hot.pod_sync import PodSync
+from monitor.hot.records import BusyPoll
 from monitor.hot.report import Report
 from monitor.hot.sd_notify import Service
 from monitor.hot.supervise import Side, SideRestarts
-from monitor.hot.sweeps import Sweeps
 from monitor.hot.trigger import Trigger
 from monitor.kernel.pins import HOOKS
 from monitor.kernel.sched import CAP_KILL, has, protect
@@ -254,8 +253,7 @@ def _readers(
         if source.is_exact:
             return rings
         table.reset()  # of the daemon before: nothing brings it up to date
-    from monitor.hot.polled_kills import PolledKills
-    from monitor.hot.polled_records import PolledRecords
+    from monitor.hot.polled_records import PolledKills, PolledRecords
     from monitor.sources.polled_table import PolledTable
 
     assert isinstance(source.table, PolledTable)

@@ -4,9 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from monitor.hold.brake_file import Braked, BrakeFile
-from monitor.hold.brake_ledger import BrakeLedger
-from monitor.hold.brake_limit import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
+from monitor.hold.brake_ledger import Braked, BrakeFile, BrakeLedger
+from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
 

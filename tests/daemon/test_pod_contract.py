@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monitor.hold.brake_limit import ROOM
+from monitor.hold.pod_brake import ROOM
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 from tests import live

@@ -13,8 +13,8 @@ import pytest
 
 from monitor.actions import changes
 from monitor.actions.ledger import Ledger, attributes_of, undo
-from monitor.hold import brake_file, brake_limit
-from monitor.hold.brake_file import BrakeFile
+from monitor.hold import brake_ledger, pod_brake
+from monitor.hold.brake_ledger import BrakeFile
 from monitor.hold.pod_brake import PodBrake
 from monitor.kernel.cgroupfs import Hierarchy
 
@@ -25,7 +25,7 @@ class PlainPod:
     """As before Linux 6.16. ``high`` is its memory.high."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(brake_file, "_linux", lambda: (6, 1))
+        patch.setattr(brake_ledger, "_linux", lambda: (6, 1))
         patch.setattr(BrakeFile, "write", _write)
         patch.setattr(changes, "_write", _write_anew)
         self.root, self.state = root / "cgroup", root / "state"
@@ -91,7 +91,7 @@ def panic_on_oom(root: Path, patch: pytest.MonkeyPatch, value: str) -> Path:
     """A file in the place of vm.panic_on_oom."""
     path = root / "panic_on_oom"
     path.write_text(f"{value}\n")
-    patch.setattr(brake_limit, "PANIC_ON_OOM", str(path))
+    patch.setattr(pod_brake, "PANIC_ON_OOM", str(path))
     return path
 
 

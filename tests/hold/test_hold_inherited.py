@@ -19,7 +19,7 @@ from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import HELD
 from monitor.cli.run import lock
 from monitor.hold import pod_brake
-from monitor.hold.brake_file import BrakeFile
+from monitor.hold.brake_ledger import BrakeFile
 from monitor.hold.brakes import HoldBrakes
 from monitor.hold.pod_brake import FREEZE, LIMIT, PendingKills
 from monitor.kernel import cgroup_procs, cgroupfs

@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from monitor.errors import CannotError
-from monitor.hot.polled_kills import PolledKills
+from monitor.hot.polled_records import PolledKills
 from monitor.kernel import kmsg, libbpf, loader
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.hold.brake_limit import PANIC_ON_OOM
+from monitor.hold.pod_brake import PANIC_ON_OOM
 from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
 from tests import live

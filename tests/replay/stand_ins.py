@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from monitor.hold.brake_file import Braked
+from monitor.hold.brake_ledger import Braked
 
 
 class Table:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monitor.hold import brakes, control, figures, report
+from monitor.hold import brakes, control, figures
 from monitor.hold.control import HoldControl
 from monitor.hot import act, decide, moved_pods, pass_timer
 from monitor.hot.decide import Decider
@@ -243,7 +243,7 @@ def clocked(world: World) -> Iterator[None]:
     """Meanwhile the daemon's modules have the world's clock."""
     clock = types.SimpleNamespace(monotonic_ns=lambda: world.now_ns, time=lambda: 0.0, thread_time_ns=lambda: 0)
     with pytest.MonkeyPatch.context() as patch:
-        held = brakes, control, figures, report
+        held = brakes, control, figures
         for module in (act, decide, moved_pods, pass_timer, suspension_figures, *held):
             patch.setattr(module, "time", clock)
         patch.setattr(brakes, "PodBrake", world.brake)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.errors import MonitorError
-from monitor.hold.brake_file import BrakeFile
+from monitor.hold.brake_ledger import BrakeFile
 from monitor.link.messages import Soften
 from monitor.side.holds import SoftBrakes
 from tests.hold.plain import MIB, PlainPod
