@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -64,13 +63,6 @@ SILENCE_S = 90.0
 #: How long the server should keep a watch open, as client-go at least.
 WATCH_S = 300.0
 _METHODS = {"get": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
-
-
-class PatchType(Enum):
-    """How a patch is read; the content type."""
-
-    STRATEGIC = "application/strategic-merge-patch+json"
-    MERGE = "application/merge-patch+json"
 
 
 @dataclass(frozen=True)
@@ -166,15 +158,17 @@ class ApiClient(Transport):
         namespace: str = "",
         *,
         subresource: str = "",
-        kind: PatchType = PatchType.STRATEGIC,
+        merge: bool = False,
         timeout_s: float | None = None,
         on_sent: Callable[[], object] = lambda: None,
     ) -> Object:
-        """The object as it is now. Conflict if ``body`` has a metadata.uid or resourceVersion that it does not have.
-        ``on_sent`` is called when the request is on its way.
+        """The object as it is now. A strategic patch merges lists; with ``merge`` it replaces them. Conflict if
+        ``body`` has a metadata.uid or resourceVersion that the object does not have. ``on_sent`` is called when the
+        request is on its way.
         """
         about = "patch", resource, namespace, name, subresource
-        return self._call(*about, body=body, content_type=kind.value, timeout_s=timeout_s, on_sent=on_sent)
+        kind = f"application/{'' if merge else 'strategic-'}merge-patch+json"
+        return self._call(*about, body=body, content_type=kind, timeout_s=timeout_s, on_sent=on_sent)
 
     def create(self, resource: Resource, body: Mapping[str, Any], namespace: str = "") -> Object:
         """Raises AlreadyExists. Give it a name rather than generateName: it may be done though no answer came."""

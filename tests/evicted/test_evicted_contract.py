@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Criteria, EvictedPod, Sweep
-from monitor.kube.client import PODS, ApiClient, PatchType
+from monitor.kube.client import PODS, ApiClient
 from tests.evicted.made import evicted, stamp
 from tests.kube import test_contract as contract
 
@@ -44,7 +44,7 @@ class Cluster:
         return set(self.client.list(PODS, contract.named, namespace=self.namespace).items)
 
     def patch(self, name: str, body: Object) -> None:
-        self.client.patch(PODS, name, body, self.namespace, kind=PatchType.MERGE)
+        self.client.patch(PODS, name, body, self.namespace, merge=True)
 
 
 def outcomes(sweep: Sweep, pods: Sequence[EvictedPod]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from monitor.kube import errors
-from monitor.kube.client import EVENTS, NODES, PODS, ApiClient, PatchType, Resource
+from monitor.kube.client import EVENTS, NODES, PODS, ApiClient, Resource
 from monitor.kube.cluster import ClusterConfig, Fixed, Server
 from monitor.kube.decode import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.kube.kubeconfig import default_paths, load
@@ -169,7 +169,7 @@ def test_what_a_patch_may_not(client: ApiClient, namespace: str) -> None:
         client.patch(PODS, "a", other, namespace, subresource="status")
     older = {"metadata": {"resourceVersion": "1"}, "status": {"phase": "Failed"}}
     with pytest.raises(errors.Conflict):
-        client.patch(PODS, "a", older, namespace, subresource="status", kind=PatchType.MERGE)
+        client.patch(PODS, "a", older, namespace, subresource="status", merge=True)
     with pytest.raises(errors.NotFound):
         client.patch(PODS, "b", {"status": {}}, namespace, subresource="status")
 
@@ -235,7 +235,7 @@ def test_the_taints_of_others_stay(client: ApiClient) -> None:
         assert after == [*before["spec"]["taints"], {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}]
         stale = {"metadata": {"resourceVersion": before["metadata"]["resourceVersion"]}, "spec": {"taints": None}}
         with pytest.raises(errors.Conflict):
-            client.patch(NODES, name, stale, kind=PatchType.MERGE)
+            client.patch(NODES, name, stale, merge=True)
         report.remove_taints(client)
         assert client.get(NODES, name)["spec"]["taints"] == before["spec"]["taints"]
     finally:

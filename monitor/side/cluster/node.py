@@ -18,7 +18,7 @@ from typing import Any
 
 from monitor.actions.status import timestamp
 from monitor.errors import MonitorError
-from monitor.kube.client import NODES, ApiClient, PatchType
+from monitor.kube.client import NODES, ApiClient
 from monitor.kube.errors import ApiError, Cancelled, Conflict, InvalidResponse, TooManyRequests
 from monitor.kube.retry import BackOff, Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
@@ -217,7 +217,7 @@ class NodeReport:
             made += [{"key": key, "effect": EFFECT} for key in added]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": made or None}}
             try:
-                client.patch(NODES, self.node, body, kind=PatchType.MERGE)
+                client.patch(NODES, self.node, body, merge=True)
             except Conflict:
                 if not tries_left:
                     raise
