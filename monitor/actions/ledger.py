@@ -60,10 +60,14 @@ _ENDED = ("Z", "X", "x")
 
 @cache
 def this_daemon() -> str:
-    """This process: its pid, its start (ticks since boot), and the namespaces by which those are counted. An execv
-    changes none of them.
+    return owner_of(os.getpid())
+
+
+def owner_of(pid: int) -> str:
+    """A process: its pid, its start (ticks since boot), and the namespaces by which those are counted. An execv changes
+    none of them.
     """
-    with Process(os.getpid()) as process:
+    with Process(pid) as process:
         return f"pid {process.pid} started {process.started()} in {_namespaces(process)}"
 
 
@@ -258,16 +262,20 @@ class Undone(NamedTuple):
 
 
 def undo(
-    hierarchy: cgroupfs.Hierarchy, on_problem: OnProblem, ended: Collection[str] = (), roles: Collection[str] = ROLES
+    hierarchy: cgroupfs.Hierarchy,
+    on_problem: OnProblem,
+    ended: Collection[str] = (),
+    roles: Collection[str] = ROLES,
+    spared: str | None = None,
 ) -> Iterator[Undone]:
-    """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended; a note
-    whose process is seen to live stays: a state dir in a container has the same path. ``roles``: only these. Raises
-    MonitorError.
+    """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended, but for
+    the process ``spared``; a note whose process is seen to live stays: a state dir in a container has the same path.
+    ``roles``: only these. Raises MonitorError.
     """
     for one in noted(hierarchy.root, on_problem):
         known = runs(one.owner)
         has_ended = known is False or (one.attribute in ended and (known is None or one.owner == this_daemon()))
-        if one.role not in roles or not has_ended:
+        if one.role not in roles or one.owner == spared or not has_ended:
             continue
         problems = list[str]()
         yield from (_undo_values if one.role in OF_PROCESSES else _undo_files)(one, problems.append)
@@ -280,9 +288,13 @@ def undo(
 
 
 def undo_left(
-    state_dirs: Iterable[Path], log: Logger, hierarchy: cgroupfs.Hierarchy | None = None, roles: Collection[str] = ROLES
+    state_dirs: Iterable[Path],
+    log: Logger,
+    hierarchy: cgroupfs.Hierarchy | None = None,
+    roles: Collection[str] = ROLES,
+    spared: str | None = None,
 ) -> list[Undone]:
-    """`undo`, with the processes on these state dirs known to have ended; logged. Raises nothing."""
+    """`undo`, with the processes on these state dirs known to have ended but for ``spared``; logged. Raises nothing."""
     found = list[Undone]()
 
     def on_problem(problem: str) -> None:
@@ -290,7 +302,7 @@ def undo_left(
 
     try:
         ended = attributes_of(state_dirs, roles)
-        for one in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles):
+        for one in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared):
             fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
             log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
             found.append(one)

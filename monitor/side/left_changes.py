@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from monitor.actions.ledger import HOT, MARKS, SCORES, SIDE, undo_left
+from monitor.actions.ledger import HOT, MARKS, SCORES, SIDE, owner_of, undo_left
 from monitor.actions.oomadj import Logger
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import born_ns, readable
@@ -42,7 +42,7 @@ class LeftChanges:
 
     def __init__(self, config: RunConfig, hierarchy: Hierarchy, log: Logger, next_s: float = _NEXT_S) -> None:
         self._config, self._hierarchy, self._log = config, hierarchy, log
-        self._hot = os.pidfd_open(os.getppid())
+        self._hot, self._holder = os.pidfd_open(os.getppid()), owner_of(os.getppid())
         self._next_s = next_s
         self._is_ready = not config.holds  # else the hot process has not taken over holds yet
 
@@ -67,7 +67,7 @@ class LeftChanges:
 
     def _release_holds(self) -> None:
         """Of hot processes that have ended. (15 us for each cgroup.)"""
-        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (HOT,))
+        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (HOT,), spared=self._holder)
 
     def at_end(self, listener: socket.socket) -> None:
         """Release the pods that the hot process held, if it has ended and no next one takes them over. While it runs it

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from monitor.actions import ledger
 from monitor.actions.ledger import undo_left
 from monitor.cli.run import lock
 from monitor.kernel.procfs import born_ns
@@ -123,6 +124,20 @@ def test_what_an_ended_hot_process_holds_is_released_once_the_next_is_ready_or_n
     else:
         left.at_start()
     live.until(lambda: not held.noted(), "the pod to be released")
+
+
+def test_what_the_running_hot_process_holds_stays_where_it_is_not_known_to_run(
+    held: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_daemon(held)
+    left = LeftChanges(replace(RunConfig(), state_dir=str(held.state)), HIERARCHY, lambda *_, **__: None)
+    monkeypatch.setattr(ledger, "runs", lambda _: None)  # no descriptor for /proc is left
+    monkeypatch.setattr(left, "_holder", next(ledger.noted(held.node)).owner)
+    left._release_holds()
+    assert held.noted()
+    monkeypatch.setattr(left, "_holder", "another one")
+    left._release_holds()
+    assert not held.noted()
 
 
 @pytest.mark.parametrize(("took_s", "waits_s"), [(0.2, 3.0), (2.0, 16.0), (60.0, 30.0)])
