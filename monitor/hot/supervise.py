@@ -31,6 +31,8 @@ _STOP_S = 20.0
 #: three, up to `_MOST_NS`.
 _BACKOFF_NS, _STEADY_NS, _MOST_NS = 2_000_000_000, 10_000_000_000, 60_000_000_000
 _QUICK = 3
+#: A killed helper gets so long to end before the next one undoes what a dead one changed.
+_ENDS_NS = 500_000_000
 
 
 class Side:
@@ -110,6 +112,8 @@ class Side:
         self._leaving[self.pidfd] = self.pid
         self.pidfd, self.pid = -1, 0
         self._lost()
+        # The next one undoes what a dead one changed: most have ended by then.
+        self.next_start_ns = max(self.next_start_ns, self._now() + _ENDS_NS)
 
     def collect(self) -> None:
         """Reap the helpers that are gone by now, also where their end was not noticed."""

@@ -97,6 +97,15 @@ def test_one_that_needs_its_time_gets_it(side: Side, monkeypatch: pytest.MonkeyP
     assert side.pid == 0
 
 
+def test_the_next_one_waits_until_a_killed_one_may_have_ended(side: Side) -> None:
+    """It undoes what a dead one changed, once, as it starts."""
+    started(side)
+    side._started_ns = 0  # for long enough to be started again at once
+    now = time.monotonic_ns()
+    side.kill()
+    assert side.next_start_ns >= now + supervise._ENDS_NS
+
+
 def test_a_stopped_one_is_killed_in_the_end(side: Side) -> None:
     started(side)
     os.kill(side.pid, signal.SIGSTOP)
