@@ -214,9 +214,10 @@ class PodFeed(ABC):
             gone = self._gone | {uid: (now, one) for uid, one in self._pods.items() if uid not in pods}
             self._gone = {uid: it for uid, it in gone.items() if uid not in pods}
             self._pods, self._dirty = dict(pods), self._dirty or changed
-            self._changed(changed or (answered and (not self.synced or self._failure != "")))
+            news = changed or (answered and (not self.synced or self._failure != ""))
             if answered:
                 self.synced, self._failure = True, ""
+            self._changed(news)  # last: a reader that it wakes takes no lock
         for uid, one in pods.items():
             self._report(before.get(uid), one)
 

@@ -110,6 +110,14 @@ def test_only_what_changed_is_announced(feed: PushedFeed) -> None:
     assert not feed.is_failing
 
 
+def test_what_is_announced_is_known(feed: PushedFeed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that is woken up looks without the lock."""
+    known_then = list[bool]()
+    monkeypatch.setattr(feed, "_changed", lambda news: known_then.append(feed.is_known))
+    feed.replace_all({})
+    assert known_then == [True]
+
+
 def test_after_its_end_nothing_is_written_into_the_number_of_its_descriptor(feed: PushedFeed) -> None:
     feed.close()
     feed.put(made("a", "u1"))
