@@ -135,8 +135,16 @@ def is_gone(owner: Owner) -> bool:
     in, and what is left of the path is on its device (else something is mounted over it, or its file system is not).
     """
     path = Path(owner.state_dir)
-    there = next(one for one in (path, *path.parents) if os.path.exists(one))
-    return owner.view == view() and there != path and os.stat(there).st_dev == owner.dev
+    if owner.view != view():
+        return False
+    for there in (path, *path.parents):
+        try:
+            return os.stat(there).st_dev == owner.dev and there != path
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:  # a server that does not answer, say
+            break
+    return False
 
 
 def hold(instance: Path) -> int:

@@ -1,5 +1,6 @@
 """Owners of pins: which process uses an instance, when its state dir is gone for certain, what another user may do."""
 
+import errno
 import os
 import shlex
 import shutil
@@ -83,6 +84,20 @@ def test_what_is_not_known_to_be_gone_is_not(root: Path, tmp_path: Path, change:
     (tmp_path / "state").rmdir()
     assert instances.is_gone(found)
     assert not instances.is_gone(found._replace(**change))
+
+
+def test_a_state_dir_that_cannot_be_looked_at_is_not_gone(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, stat = instances.owner(new_instance(tmp_path / "state")), os.stat
+
+    def refuse(path: object, **how: object) -> os.stat_result:
+        if str(path) == found.state_dir:
+            raise OSError(errno.EIO, "Input/output error")
+        return stat(path, **how)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert not instances.is_gone(found)
 
 
 def test_a_state_dir_below_a_new_mount_is_not_gone(root: Path, tmp_path: Path) -> None:
