@@ -45,14 +45,14 @@ class JsonFolder:
             # Unlike a rename a link fails when the name is taken: by another process, since it was looked for.
             with suppress(FileExistsError), _written(path, data, self._mode) as temporary:
                 os.link(temporary, path)
-                self._tidy()
+                self._tidy(path.name)
                 return path
 
     def replace(self, file_name: str, data: bytes) -> None:
         """Write the file; it replaces an older one of that name."""
         self._make()
         replace_file(self.path / file_name, data, self._mode)
-        self._tidy()
+        self._tidy(file_name)
 
     def remove(self, file_name: str) -> None:
         (self.path / file_name).unlink(missing_ok=True)
@@ -75,6 +75,8 @@ class JsonFolder:
         numbers = [int(found[1] or 1) for other in os.listdir(self.path) if (found := pattern.fullmatch(other))]
         return f"{name}.{max(numbers) + 1}.json" if numbers else f"{name}.json"
 
-    def _tidy(self) -> None:
-        for oldest in self.listed()[: -self._keep]:
+    def _tidy(self, written: str) -> None:
+        """Never the file just written: where the clock was set back it may be the oldest by its time."""
+        others = [name for name in self.listed() if name != written]
+        for oldest in others[: max(0, len(others) + 1 - self._keep)]:
             self.remove(oldest)

@@ -87,12 +87,17 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
         assert sorted(entry.name for entry in directory.iterdir()) == names[2:]
         for age, name in enumerate(reversed(names[2:])):
             os.utime(directory / name, ns=(10**18 - age, 10**18 - age))
-    # A daemon that is started again knows which are the oldest, and a removed file does no harm.
+    # A daemon that is started again knows which are the oldest, and a removed file does no harm; what it writes itself
+    # stays also where the clock was set back.
     (tmp_path / "pods" / names[2]).unlink()
     again = StatusStore(tmp_path, keep=3)
     last = [again.write(eviction(number=str(n), of=pod(name=f"q{n}"))).name for n in range(2)]
     assert sorted(entry.name for entry in (tmp_path / "pods").iterdir()) == [names[4], *last]
     assert sorted(entry.name for entry in (tmp_path / "events").iterdir()) == [names[4], *last]
+    for name in last:
+        os.utime(tmp_path / "pods" / name, ns=(3 * 10**18, 3 * 10**18))
+    os.utime(tmp_path / "pods" / names[4], ns=(3 * 10**18, 3 * 10**18))
+    assert StatusStore(tmp_path, keep=3).write(eviction(of=pod(name="r"))).exists()
 
 
 def test_the_next_free_name_is_found_without_trying_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
