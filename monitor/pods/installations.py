@@ -36,6 +36,8 @@ _RANCHER_FLAGS = {
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _SCALAR = (str, int, float)
 _ASSIGNED = re.compile(r"^\w+=")
+#: What precedes a comment. (shlex takes one for granted within a word, too.)
+_BEFORE_COMMENT = re.compile(r"""((?:[^'"\s]|'[^']*'|"[^"]*"|\s(?!#))*)\s#""")
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def microk8s_words(line: str) -> list[str]:
 
 def shell_words(line: str) -> list[str]:
     """As a shell splits a line. Raises ValueError where a quote is not closed."""
-    return shlex.split(line.removesuffix("\\"), comments=True)
+    before = _BEFORE_COMMENT.match(line)
+    return shlex.split((before[1] if before else line).removesuffix("\\"))
 
 
 def variable_words(line: str) -> list[str]:

@@ -167,6 +167,8 @@ def _place(parts: tuple[str, ...], slices: Sequence[str], user: int | None) -> P
     if name == "init.scope" and not slices:
         return Place(UNIT, "system", name, parts)
     kind = UNIT if name.endswith((".service", ".scope")) else PLAIN
+    if not slices and parts[0] in ("docker", "libpod_parent"):
+        slices = parts[:1]  # a directory of another name than theirs
     return Place(kind, _namespace(slices, user), name, parts, user=user)
 
 

@@ -40,7 +40,7 @@ def pod_request(pod: Pod, resource: str) -> Quantity:
 
 def containers_request(pod: Pod, resource: str) -> Quantity:
     """What the containers need together, or the largest step of initialisation if that is more."""
-    return together(pod, resource, lambda container: container.requests) or ZERO
+    return max(together(pod, resource, lambda container: container.requests) or ZERO, ZERO)
 
 
 def with_gate_off(pod: Pod) -> Pod:

@@ -189,6 +189,7 @@ def test_flags_as_the_kubelet_reads_them() -> None:
 def test_whose_file_it_is_says_how_a_line_is_split() -> None:
     assert installations.microk8s_words("--a='x\", y'  # z") == ["--a=x,", "y", "", "#", "z"]
     assert installations.shell_words("--a='x, y' # don't") == ["--a=x, y"]
+    assert installations.shell_words("--a=b#c --d") == ["--a=b#c", "--d"]
     for value in ("--a='x, y' --b", "'--a=\"x, y\" --b'", '"--a=\\"x, y\\" --b"'):
         assert installations.variable_words(f"V={value}") == ["--a=x, y", "--b"]
 

@@ -48,6 +48,7 @@ MANAGER = "user.slice/user-1000.slice/user@1000.service"
         (f"ecs/8f1b2c3d4e/{ID}", CONTAINER, f"docker/{ID[:12]}"),
         (f"ecs/cluster-1/8f1b2c3d4e/{ID}", CONTAINER, f"docker/{ID[:12]}"),
         ("nomad/odd", PLAIN, "cgroup/odd"),  # of no layout
+        ("docker/db", PLAIN, "docker/db"),
         ("slurm/uid_1/odd", PLAIN, "cgroup/odd"),
         (f"actions_job/{ID}", CONTAINER, f"docker/{ID[:12]}"),
         ("machine.slice/systemd-nspawn@web.service", UNIT, "machine/systemd-nspawn@web.service"),

@@ -10,6 +10,7 @@ from monitor.policy.explain import why_class, why_request
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from monitor.policy.releases import CURRENT, ERAS, era
+from monitor.policy.resources import containers_request
 from tests.policy.builders import container, pod
 
 AMOUNT = st.sampled_from(["0", "1", "1500m", "2", "4"])
@@ -44,6 +45,11 @@ def test_the_reason_fits_the_class(crowd: list[Pod], name: str) -> None:
     for one in crowd:
         assert why_class(one, era(name)).startswith(beginnings[era(name).qos_class(one)])
         assert why_class(replace(one, qos_class_status="Burstable")) == "as its status says (status.qosClass)"
+
+
+def test_a_request_below_zero_is_none() -> None:
+    """No API server looks at a manifest on disk, and the pod would use more than its request by that much."""
+    assert containers_request(pod("a", container(memory="-1Gi")), "memory").is_zero
 
 
 def test_how_the_request_came_about() -> None:
