@@ -93,6 +93,7 @@ class KillConfirmation:
                 self._by_hand = line.by_hand
             elif isinstance(line, Killed):
                 self._logged[line.pid] = (now, line.text[:200], self._by_hand)
+                self._by_hand = False  # the kernel leaves out headers, ten in 5 s: a later kill may have none
                 self._match(line.pid)
 
     def turn(self, now_ns: int) -> None:
