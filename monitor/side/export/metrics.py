@@ -254,7 +254,7 @@ class Metrics(Collector):
         failing = files.failing is not None
         yield gauge("state_write_failing", "1 while writes to the state directory fail.", failing)
         yield gauge("state_writes_waiting", "Writes that wait for the state directory.", files.waiting)
-        yield counter("http_refused", "Requests refused: too many wait, or the CPU budget is used up.", server.refused)
+        yield counter("http_refused", "Requests and connections refused because too many wait.", server.refused)
         yield counter("http_cut", "Connections closed: slow, or replaced by a new one.", server.cut)
         yield gauge("http_connections", "Open HTTP connections.", server.connections)
         resident, cpu = {}, {}
