@@ -9,10 +9,7 @@ container can have its own limits "undone".
 Each of the `ROLES` of each state dir has a note of its own at a cgroup, so that none waits for a lock, or for another
 one's write. All of them hold the value from before any of them: what another one wrote is no value of the pod's
 (`Ledger.with_own_value`). A note names the process that wrote it.
-
-`undo` undoes the notes of processes that have ended: the next start calls it, a start that fails, the helper process
-when its hot process is gone, `outrace unload`, and with `--holds` the service manager (ExecStopPost=). A daemon that
-runs puts its own changes back the same way (`monitor.actions.changes.way_back`).
+`monitor.actions.undo` undoes the notes of processes that have ended.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ import errno
 import json
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,13 +25,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monitor.actions.changes import FIELDS, UNSEEN, Change, parsed, undone, way_back
-from monitor.errors import MonitorError
+from monitor.actions.changes import FIELDS, Change, parsed
 from monitor.kernel import cgroupfs, instances
 from monitor.kernel.procfs import Process
 
 if TYPE_CHECKING:
-    from monitor.actions.oomadj import Logger
+    pass
 
 OnProblem = Callable[[str], object]
 
@@ -143,13 +138,13 @@ class Ledger:
     def since_ns(self, directory: int) -> int:
         """When the pod was held first; 0: not known. Raises OSError."""
         with suppress(*WRONG):
-            return int(_body(directory, self.attribute)["since_ns"])
+            return int(body_of(directory, self.attribute)["since_ns"])
         return 0
 
     def changes(self, directory: int) -> list[Change]:
         """What is written down at a cgroup. Raises OSError, and ValueError for what is not readable."""
         try:
-            return [parsed(one) for one in _body(directory, self.attribute)["changes"]]
+            return [parsed(one) for one in body_of(directory, self.attribute)["changes"]]
         except OSError as error:
             if error.errno != errno.ENODATA:
                 raise
@@ -165,7 +160,7 @@ class Ledger:
         """The change with the pod's own value as the old one, where that is what one of these processes wrote."""
         for name in others:
             with suppress(OSError, *WRONG):
-                for other in (parsed(one) for one in _body(directory, name)["changes"]):
+                for other in (parsed(one) for one in body_of(directory, name)["changes"]):
                     is_same = (other.file, other.identity) == (change.file, change.identity)
                     if is_same and change.old in other.written:
                         change = replace(change, old=other.old)
@@ -175,7 +170,7 @@ class Ledger:
         """Whether this very process wrote the note: the next daemon's on its state dir may come before this one ends.
         Raises OSError, or one of `WRONG`.
         """
-        return bool(_body(directory, self.attribute)["owner"] == self._owner)
+        return bool(body_of(directory, self.attribute)["owner"] == self._owner)
 
     def forget(self, directory: int) -> None:
         """All of it is undone."""
@@ -197,7 +192,7 @@ def _names(cgroup: Path | int) -> list[str]:
     return [name for name in os.listxattr(cgroup) if name.startswith(_PREFIX)]
 
 
-def _body(cgroup: Path | int, attribute: str) -> dict[str, Any]:
+def body_of(cgroup: Path | int, attribute: str) -> dict[str, Any]:
     """Raises OSError, or one of `WRONG`."""
     made: dict[str, Any] = json.loads(os.getxattr(cgroup, attribute)[:_MOST])
     return made
@@ -228,7 +223,7 @@ def noted_at(path: Path, on_problem: OnProblem) -> Iterator[Noted]:
         return
     for attribute in names:
         try:
-            body = _body(path, attribute)
+            body = body_of(path, attribute)
             one = Noted(path, attribute, str(body["owner"]), body)
             if one.role not in OF_PROCESSES:
                 one.changes()
@@ -248,110 +243,3 @@ def wrong(path: Path, attribute: str, error: Exception) -> str:
 def _unreadable(path: Path, attribute: str, error: OSError, on_problem: OnProblem) -> None:
     if error.errno not in (errno.ENODATA, errno.ENOTSUP, errno.ENAMETOOLONG, *cgroupfs.GONE):
         on_problem(f"{path}: {attribute}: {error.strerror}")
-
-
-class Undone(NamedTuple):
-    """A file that was changed, in the directory ``path``, and what became of it. ``value``: the one from before."""
-
-    path: str
-    file: str
-    value: str
-    uid: str
-    why: str
-    outcome: str
-
-
-def undo(
-    hierarchy: cgroupfs.Hierarchy,
-    on_problem: OnProblem,
-    ended: Collection[str] = (),
-    roles: Collection[str] = ROLES,
-    spared: str | None = None,
-) -> Iterator[Undone]:
-    """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended, but for
-    the process ``spared``; a note whose process is seen to live stays: a state dir in a container has the same path.
-    ``roles``: only these. Raises MonitorError.
-    """
-    for one in noted(hierarchy.root, on_problem):
-        known = runs(one.owner)
-        has_ended = known is False or (one.attribute in ended and (known is None or one.owner == this_daemon()))
-        if one.role not in roles or one.owner == spared or not has_ended:
-            continue
-        problems = list[str]()
-        yield from (_undo_values if one.role in OF_PROCESSES else _undo_files)(one, problems.append)
-        for problem in filter(None, problems):
-            on_problem(problem)
-        if not problems:
-            with suppress(OSError, *WRONG):
-                if _body(one.path, one.attribute) == one.body:  # not of the next daemon, where two undo it at once
-                    os.removexattr(one.path, one.attribute)
-
-
-def undo_left(
-    state_dirs: Iterable[Path],
-    log: Logger,
-    hierarchy: cgroupfs.Hierarchy | None = None,
-    roles: Collection[str] = ROLES,
-    spared: str | None = None,
-) -> list[Undone]:
-    """`undo`, with the processes on these state dirs known to have ended but for ``spared``; logged. Raises nothing."""
-    found = list[Undone]()
-
-    def on_problem(problem: str) -> None:
-        log("error", "a change of an earlier daemon is not undone", problem=problem)
-
-    try:
-        ended = attributes_of(state_dirs, roles)
-        for one in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared):
-            fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
-            log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
-            found.append(one)
-    except (MonitorError, OSError) as error:
-        log("error", "changes of an earlier daemon cannot be looked for", problem=str(error))
-    return found
-
-
-def _undo_files(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
-    """The values first, then what cgroups below have inherited. A problem: all of it stays noted."""
-    begun = list[tuple[Change, str, Iterator[str]]]()
-
-    def refused(change: Change, why: str | None) -> None:
-        on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {why}")
-
-    for change in one.changes():
-        if change.file != "freezer.state":  # of another hierarchy; the others may be mounted elsewhere than they were
-            change = replace(change, path=str(one.path))
-        steps = way_back(change, undone)
-        try:
-            begun.append((change, next(steps), steps))
-        except OSError as error:
-            refused(change, error.strerror)
-    for change, fate, _ in begun:
-        yield Undone(change.path, change.file, change.old, change.uid, change.why, fate)
-        if fate == UNSEEN:
-            refused(change, "it is in no hierarchy that is mounted here")
-    for change, _, steps in begun:
-        try:
-            deque(steps, 0)
-        except OSError as error:
-            refused(change, error.strerror)
-
-
-def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
-    """The same of oom_score_adj. The problem "": the cgroup is gone."""
-    from monitor.actions import oom_values
-
-    try:
-        mark = oom_values.parsed(one)
-        what = oom_values.set_back(mark)
-    except FileNotFoundError:
-        on_problem("")
-    except (OSError, MonitorError) as error:
-        on_problem(f"oom_score_adj of the processes in {one.path} is not set back: {error}")
-    except WRONG as error:
-        on_problem(wrong(one.path, one.attribute, error))
-    else:
-        outcome = f"{what.restored} processes set back, {what.inherited} of them forked since"
-        yield Undone(str(one.path), "oom_score_adj", "", mark.uid, "victim" if one.role == MARKS else "QoS", outcome)
-        if not what.complete:
-            on_problem(f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back")

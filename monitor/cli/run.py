@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from monitor.actions.ledger import undo_left
+from monitor.actions.undo import undo_left
 from monitor.cli.hooks import joined, take
 from monitor.cli.options import configuration_options, resolve, with_default_threshold, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from monitor.actions.ledger import attributes_of, undo
+from monitor.actions.ledger import attributes_of
+from monitor.actions.undo import undo
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, instances, mounts, pins
 from monitor.kernel.instances import Instance

@@ -13,8 +13,9 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from monitor.actions.ledger import HOT, MARKS, SCORES, SIDE, owner_of, undo_left
+from monitor.actions.ledger import HOT, MARKS, SCORES, SIDE, owner_of
 from monitor.actions.oomadj import Logger
+from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import born_ns, readable
 from monitor.settings.config import RunConfig

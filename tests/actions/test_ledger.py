@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN
-from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted, runs, this_daemon, undo, undo_left
+from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted, runs, this_daemon
+from monitor.actions.undo import undo, undo_left
 from monitor.cli import doctor
 from monitor.cli.main import main
 from monitor.cli.run import lock

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.ledger import undo_left
+from monitor.actions.undo import undo_left
 from monitor.cli.main import main
 from monitor.kernel import cgroupfs
 from tests import live

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.ledger import Ledger, Undone, attributes_of, undo
+from monitor.actions.ledger import Ledger, attributes_of
+from monitor.actions.undo import Undone, undo
 from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor

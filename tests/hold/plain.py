@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import changes
-from monitor.actions.ledger import Ledger, attributes_of, undo
+from monitor.actions.ledger import Ledger, attributes_of
+from monitor.actions.undo import undo
 from monitor.hold import brake_ledger, pod_brake
 from monitor.hold.brake_ledger import BrakeFile
 from monitor.hold.pod_brake import PodBrake

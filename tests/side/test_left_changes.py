@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from monitor.actions import ledger
-from monitor.actions.ledger import undo_left
+from monitor.actions.undo import undo_left
 from monitor.cli.run import lock
 from monitor.kernel.procfs import born_ns
 from monitor.settings.config import RunConfig

@@ -1,0 +1,141 @@
+"""Undoes the notes of processes that have ended (`monitor.actions.ledger`).
+
+The next start calls it, a start that fails, the helper process when its hot process is gone, `outrace unload`, and with
+`--holds` the service manager (ExecStopPost=). A daemon that runs puts its own changes back the same way
+(`monitor.actions.changes.way_back`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from monitor.actions import oom_values
+from monitor.actions.changes import UNSEEN, Change, undone, way_back
+from monitor.actions.ledger import (
+    MARKS,
+    OF_PROCESSES,
+    ROLES,
+    WRONG,
+    Noted,
+    OnProblem,
+    attributes_of,
+    body_of,
+    noted,
+    runs,
+    this_daemon,
+    wrong,
+)
+from monitor.actions.oomadj import Logger
+from monitor.errors import MonitorError
+from monitor.kernel import cgroupfs
+
+
+class Undone(NamedTuple):
+    """A file that was changed, in the directory ``path``, and what became of it. ``value``: the one from before."""
+
+    path: str
+    file: str
+    value: str
+    uid: str
+    why: str
+    outcome: str
+
+
+def undo(
+    hierarchy: cgroupfs.Hierarchy,
+    on_problem: OnProblem,
+    ended: Collection[str] = (),
+    roles: Collection[str] = ROLES,
+    spared: str | None = None,
+) -> Iterator[Undone]:
+    """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended, but for
+    the process ``spared``; a note whose process is seen to live stays: a state dir in a container has the same path.
+    ``roles``: only these. Raises MonitorError.
+    """
+    for one in noted(hierarchy.root, on_problem):
+        known = runs(one.owner)
+        has_ended = known is False or (one.attribute in ended and (known is None or one.owner == this_daemon()))
+        if one.role not in roles or one.owner == spared or not has_ended:
+            continue
+        problems = list[str]()
+        yield from (_undo_values if one.role in OF_PROCESSES else _undo_files)(one, problems.append)
+        for problem in filter(None, problems):
+            on_problem(problem)
+        if not problems:
+            with suppress(OSError, *WRONG):
+                if body_of(one.path, one.attribute) == one.body:  # not of the next daemon, where two undo it at once
+                    os.removexattr(one.path, one.attribute)
+
+
+def undo_left(
+    state_dirs: Iterable[Path],
+    log: Logger,
+    hierarchy: cgroupfs.Hierarchy | None = None,
+    roles: Collection[str] = ROLES,
+    spared: str | None = None,
+) -> list[Undone]:
+    """`undo`, with the processes on these state dirs known to have ended but for ``spared``; logged. Raises nothing."""
+    found = list[Undone]()
+
+    def on_problem(problem: str) -> None:
+        log("error", "a change of an earlier daemon is not undone", problem=problem)
+
+    try:
+        ended = attributes_of(state_dirs, roles)
+        for one in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared):
+            fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
+            log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
+            found.append(one)
+    except (MonitorError, OSError) as error:
+        log("error", "changes of an earlier daemon cannot be looked for", problem=str(error))
+    return found
+
+
+def _undo_files(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
+    """The values first, then what cgroups below have inherited. A problem: all of it stays noted."""
+    begun = list[tuple[Change, str, Iterator[str]]]()
+
+    def refused(change: Change, why: str | None) -> None:
+        on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {why}")
+
+    for change in one.changes():
+        if change.file != "freezer.state":  # of another hierarchy; the others may be mounted elsewhere than they were
+            change = replace(change, path=str(one.path))
+        steps = way_back(change, undone)
+        try:
+            begun.append((change, next(steps), steps))
+        except OSError as error:
+            refused(change, error.strerror)
+    for change, fate, _ in begun:
+        yield Undone(change.path, change.file, change.old, change.uid, change.why, fate)
+        if fate == UNSEEN:
+            refused(change, "it is in no hierarchy that is mounted here")
+    for change, _, steps in begun:
+        try:
+            deque(steps, 0)
+        except OSError as error:
+            refused(change, error.strerror)
+
+
+def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
+    """The same of oom_score_adj. The problem "": the cgroup is gone."""
+    try:
+        mark = oom_values.parsed(one)
+        what = oom_values.set_back(mark)
+    except FileNotFoundError:
+        on_problem("")
+    except (OSError, MonitorError) as error:
+        on_problem(f"oom_score_adj of the processes in {one.path} is not set back: {error}")
+    except WRONG as error:
+        on_problem(wrong(one.path, one.attribute, error))
+    else:
+        outcome = f"{what.restored} processes set back, {what.inherited} of them forked since"
+        yield Undone(str(one.path), "oom_score_adj", "", mark.uid, "victim" if one.role == MARKS else "QoS", outcome)
+        if not what.complete:
+            on_problem(f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back")
