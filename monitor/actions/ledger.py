@@ -46,6 +46,8 @@ ROLES = (HOT, SIDE, MARKS, SCORES)
 OF_PROCESSES = (MARKS, SCORES)
 #: Why something is changed: it is in force, or put back and not over (cgroups below have it).
 HELD, OVER, SOFT = "hold", "hold that is over", "soft brake"
+#: Why nothing can be noted, until it is undone. (No pod writes these attributes.)
+LEFT = "what an earlier daemon changed is not undone"
 #: What a note that says something else raises.
 WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 _OWNER = re.compile(r"pid (\d{1,9}) started (\d{1,19}) in (\S+ \S+)")
@@ -114,7 +116,7 @@ class Ledger:
         """Why nothing can be written down at a cgroup; "" if it can."""
         try:
             if self.attribute in _names(directory):
-                return "what an earlier daemon changed is not undone"
+                return LEFT
             self.note(directory, [])
             os.removexattr(directory, self.attribute)
         except OSError as error:

@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from monitor.actions import oom_values
 from monitor.actions.changes import UNSEEN, Change, undone, way_back
 from monitor.actions.ledger import (
     MARKS,
@@ -27,13 +26,16 @@ from monitor.actions.ledger import (
     attributes_of,
     body_of,
     noted,
+    noted_at,
     runs,
     this_daemon,
     wrong,
 )
-from monitor.actions.oomadj import Logger
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
+
+if TYPE_CHECKING:
+    from monitor.actions.oomadj import Logger
 
 
 class Undone(NamedTuple):
@@ -53,12 +55,14 @@ def undo(
     ended: Collection[str] = (),
     roles: Collection[str] = ROLES,
     spared: str | None = None,
+    paths: Iterable[Path] | None = None,
 ) -> Iterator[Undone]:
     """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended, but for
     the process ``spared``; a note whose process is seen to live stays: a state dir in a container has the same path.
-    ``roles``: only these. Raises MonitorError.
+    ``roles``, ``paths``: only these. Raises MonitorError.
     """
-    for one in noted(hierarchy.root, on_problem):
+    notes = (one for path in paths or () for one in noted_at(path, on_problem))
+    for one in noted(hierarchy.root, on_problem) if paths is None else notes:
         known = runs(one.owner)
         has_ended = known is False or (one.attribute in ended and (known is None or one.owner == this_daemon()))
         if one.role not in roles or one.owner == spared or not has_ended:
@@ -79,6 +83,7 @@ def undo_left(
     hierarchy: cgroupfs.Hierarchy | None = None,
     roles: Collection[str] = ROLES,
     spared: str | None = None,
+    paths: Iterable[Path] | None = None,
 ) -> list[Undone]:
     """`undo`, with the processes on these state dirs known to have ended but for ``spared``; logged. Raises nothing."""
     found = list[Undone]()
@@ -88,7 +93,7 @@ def undo_left(
 
     try:
         ended = attributes_of(state_dirs, roles)
-        for one in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared):
+        for one in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared, paths):
             fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
             log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
             found.append(one)
@@ -125,6 +130,8 @@ def _undo_files(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
 
 def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
     """The same of oom_score_adj. The problem "": the cgroup is gone."""
+    from monitor.actions import oom_values  # the hot process never comes here
+
     try:
         mark = oom_values.parsed(one)
         what = oom_values.set_back(mark)

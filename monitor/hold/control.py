@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from monitor.actions.ledger import Ledger, is_noted
+from monitor.actions.ledger import HOT, Ledger, is_noted, this_daemon
+from monitor.actions.undo import undo_left
 from monitor.hold.brakes import ENDED, GONE, KILL, LOST, THAWED_NS, Hold, HoldBrakes
 from monitor.hold.figures import HoldFigures, KubeletAnswers
 from monitor.hold.pod_brake import ROOM, panics_at_cap
@@ -59,9 +60,10 @@ class HoldControl:
         self._grace_ends_ns = grace_ends_ns
         self._record = record
         self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
-        self._ledger = Ledger(Path(config.state_dir))
-        #: Later the helper releases all that earlier processes hold (`monitor.side.left_changes`).
-        self._adopts_until_ns = time.monotonic_ns() + config.hold_limit_ns
+        self._state_dir = Path(config.state_dir)
+        self._ledger = Ledger(self._state_dir)
+        #: When all that earlier processes hold is released, unless their pods are known before.
+        self._left_due_ns: int | None = time.monotonic_ns() + config.hold_limit_ns
         self._brakes = HoldBrakes(gauge.hierarchy, self._ledger, self._send)
         self._figures = HoldFigures(gauge, registry, self.rules, figures, self._brakes, self._log)
         self._holds: dict[str, Hold] = {}
@@ -85,6 +87,7 @@ class HoldControl:
         return (
             ("hold", due_ns, follow),
             ("released", self._brakes.due_ns, self._brakes.go_on),
+            ("left-holds", lambda: self._left_due_ns, lambda _: self._release_left()),
         )
 
     # before a crossing
@@ -92,10 +95,17 @@ class HoldControl:
     def begin(self) -> None:
         """All pods are known and counted: continue or release what an earlier hot process holds. Released before
         that, pods would grow unwatched: of 4 such races at full speed 3 were lost (`outrace bench kills --mode hold`).
+        The helper releases what is held of others (`monitor.side.left_changes`): looking for it takes 15 us a cgroup.
         """
-        if time.monotonic_ns() < self._adopts_until_ns:
-            for entry in self.go_on([e for e in self._registry if is_noted(e.cgroup, self._ledger.attribute)]):
-                self._log("warning", "a hold of an earlier daemon continues", pod=entry.title)
+        held = [entry for entry in self._registry if is_noted(entry.cgroup, self._ledger.attribute)]
+        for entry in self.go_on(held):
+            self._log("warning", "a hold of an earlier daemon continues", pod=entry.title)
+        self._release_left([entry.cgroup for entry in held])
+
+    def _release_left(self, paths: Iterable[Path] | None = None) -> None:
+        """What earlier processes hold, and this one does not continue. ``paths``: of these cgroups alone."""
+        self._left_due_ns = None
+        undo_left([self._state_dir], self._log, self._gauge.hierarchy, (HOT,), this_daemon(), paths)
 
     def moved(self, indexes: Iterable[int]) -> None:
         """Pods moved by a re-rank step: a growing one may have to be held next."""
@@ -271,10 +281,11 @@ class HoldControl:
                 self._put_in_force(held, held.pod)
 
     def release_all(self) -> None:
-        """This process ends: release all pods."""
+        """This process ends: release all pods, also those that it has not continued to hold."""
         for uid in list(self._holds):
             self._remove(uid, "stopped")
         self._brakes.finish(time.monotonic_ns() + _END_NS)
+        self._release_left()
 
     def _look_after(self, uid: str, now_ns: int) -> None:
         """Check a held pod, and stop it or let it run where needed."""

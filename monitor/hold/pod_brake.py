@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from monitor.actions.changes import any_disabled
-from monitor.actions.ledger import Ledger
+from monitor.actions.ledger import LEFT, Ledger
 from monitor.actions.victim import has_spared
 from monitor.hold.brake_ledger import Braked, BrakeFile, BrakeLedger, Planned, counts_below, joined, slow_at
 from monitor.kernel import cgroupfs, limits
@@ -168,7 +168,7 @@ class PodBrake:
         self.is_held = bool(self._ledger.changes)
         if not self.is_held:
             self._close()
-            self.problem = self.problem or "what an earlier daemon changed is not undone"
+            self.problem = self.problem or LEFT
         return self.is_held
 
     @property

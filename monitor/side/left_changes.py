@@ -25,8 +25,6 @@ _HOT_ENDS_S = 1.0
 #: The helper waits so long for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On a
 #: slow machine (emulated, starved) it is a multiple of what this helper needed to get here, at most half a minute.
 _NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
-#: Seconds after the time limit of a hold, from which on a hot process takes over no hold.
-_LATER_S = 10.0
 #: A daemon has the lock among its first descriptors, before pods and clients; a user opens millions, and locks as many.
 _FIRST = 256
 
@@ -49,22 +47,15 @@ class LeftChanges:
 
     def at_start(self) -> None:
         """Undo soft brakes and oom_score_adj of an earlier helper; nothing is reclaimed, because limits are raised. The
-        hot process takes over the holds. If no source of pods answers, it never does: the others are released then.
+        hot process takes over the holds.
         """
         undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS, SCORES))
-        if self._config.holds:
-            self._in_background(self._config.hold_limit_ns / 1e9 + _LATER_S)
 
     def at_ready(self) -> None:
         """The hot process has taken over the holds that memory is short for: release what others hold."""
         if not self._is_ready:
             self._is_ready = True
-            self._in_background(0)
-
-    def _in_background(self, after_s: float) -> None:
-        timer = threading.Timer(after_s, self._release_holds)
-        timer.daemon = True
-        timer.start()
+            threading.Thread(target=self._release_holds, name="left holds", daemon=True).start()
 
     def _release_holds(self) -> None:
         """Of hot processes that have ended. (15 us for each cgroup.)"""

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +17,16 @@ import pytest
 
 from monitor.actions import changes
 from monitor.actions.changes import RESTORED
-from monitor.actions.ledger import HELD
+from monitor.actions.ledger import HELD, LEFT
 from monitor.cli.run import lock
 from monitor.hold import pod_brake
 from monitor.hold.brake_ledger import BrakeFile
 from monitor.hold.brakes import HoldBrakes
+from monitor.hold.control import HoldControl
 from monitor.hold.pod_brake import FREEZE, LIMIT, PendingKills
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroup_procs import CGROUPS
+from monitor.settings.config import RunConfig
 from tests import live
 from tests.actions.test_ledger import killed_daemon
 from tests.commands import run
@@ -230,3 +233,38 @@ def test_a_start_that_fails_releases_who_was_held(held: Stand, wrong: tuple[str,
     assert ended.returncode, ended.stderr
     assert wrong[-1].partition(":")[0] in ended.stderr or "another outrace" in ended.stderr
     assert held.noted() == running, ended.stderr
+
+
+@pytest.mark.parametrize("how", ["no source of pods answers", "it ends before that", "it does not continue"])
+def test_what_an_earlier_hot_process_holds_the_next_one_releases(
+    held: Stand, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_daemon(held)
+    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state), hold_limit_ns=0)
+    gauge: Any = SimpleNamespace(hierarchy=cgroupfs.Hierarchy(HIERARCHY.version, held.node))
+    outbox: Any = SimpleNamespace(stats=None, send=lambda _: True, log=lambda *_, **__: None)
+    entry: Any = SimpleNamespace(uid="uid", cgroup=held.pod, title="a/b")
+    figures: Any = SimpleNamespace()
+    made = HoldControl(config, gauge, [entry], figures, lambda _: 0, None, outbox)
+    monkeypatch.setattr(made, "go_on", lambda _: [])
+    due_ns, release = next(one[1:] for one in made.timers(lambda: None, lambda: None) if one[0] == "left-holds")
+    assert due_ns() <= time.monotonic_ns()
+    if how == "no source of pods answers":
+        release(time.monotonic_ns())
+    elif how == "it ends before that":
+        made.release_all()
+    else:
+        listed, real = list[Path](), cgroupfs.below
+        monkeypatch.setattr(cgroupfs, "below", lambda path: listed.append(path) or real(path))
+        made.begin()
+        assert set(listed) <= {held.pod}, "15 us for each cgroup, before the first pass"
+    assert not held.noted()
+    assert due_ns() is None or how == "it ends before that"
+
+
+def test_a_pod_can_be_held_as_soon_as_what_was_left_of_it_is_undone(held: Stand) -> None:
+    killed_daemon(held)
+    brakes, entry = HoldBrakes(HIERARCHY, held.journal, lambda _: True), SimpleNamespace(uid="uid", cgroup=held.pod)
+    assert brakes.of(entry).problem == LEFT
+    undo_on(held.state)
+    assert brakes.of(entry).problem == ""

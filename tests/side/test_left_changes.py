@@ -108,21 +108,14 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
     assert not held.noted()
 
 
-@pytest.mark.parametrize("is_ready", [False, True])
-def test_what_an_ended_hot_process_holds_is_released_once_the_next_is_ready_or_never_will_be(
-    held: Stand, is_ready: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of other pods than the next one knows, and where no source of pods answers."""
+def test_what_an_ended_hot_process_holds_is_released_once_the_next_is_ready(held: Stand) -> None:
+    """Of other pods than the next one knows."""
     killed_daemon(held)
-    monkeypatch.setattr(left_changes, "_LATER_S", 0.0)
-    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state), hold_limit_ns=0)
+    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
     left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
     assert held.noted()
-    if is_ready:
-        left.at_ready()
-        left.at_ready()
-    else:
-        left.at_start()
+    left.at_ready()
+    left.at_ready()
     live.until(lambda: not held.noted(), "the pod to be released")
 
 
