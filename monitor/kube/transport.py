@@ -140,7 +140,10 @@ def connect(host: str, port: int, patience: Patience, timeout_s: float) -> Plain
         else:
             sock.close()
 
-    threading.Thread(target=run, name=f"connect {host}", daemon=True).start()
+    try:
+        threading.Thread(target=run, name=f"connect {host}", daemon=True).start()
+    except RuntimeError:  # no thread can be started: a pod makes processes without end, say
+        run()
     try:
         for left_s in patience.slices():
             if wait([made], left_s).done:

@@ -99,6 +99,10 @@ def test_of_too_many_the_oldest_are_dropped(
     for number in range(3):
         events.reports.add(replace(record(api), id=str(number)), None)
     assert (events.waiting, events.reports.events_dropped) == (["2"], 4)
+    dying = replace(record(api), id="in its grace", in_grace=True, uid="u")
+    for one in (dying, replace(record(api), id="3")):  # which is newer, and has no status
+        events.reports.add(one, None)
+    assert events.reports._in_grace("u") is not None
 
 
 def test_any_name_of_a_pod_makes_a_name_of_an_event(api: FakeApiServer) -> None:

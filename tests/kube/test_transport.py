@@ -48,6 +48,21 @@ def test_requests_share_a_connection(api: FakeApiServer, client: ApiClient) -> N
     assert api.connections == 1
 
 
+def test_without_a_thread_it_connects_by_itself(
+    api: FakeApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod's processes without end leave none to start."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name.startswith("connect "):
+            raise RuntimeError("can't start new thread")
+        start(thread)  # the server's own
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    client.warm()
+
+
 def test_no_more_than_two_connections_are_kept(api: FakeApiServer, client: ApiClient) -> None:
     together = threading.Barrier(5)
     api.fail(lambda *_: together.wait() < 0, times=5, path="/pods/")

@@ -58,8 +58,8 @@ FATES: Mapping[str, tuple[str, str]] = {
 #: On the event of a pod whose status could not be written.
 STATUS_NOTE = "outrace.io/status"
 _NOTE = "not written: the API server was away when the pod was killed"
-#: Events of a namespace for which a right is missing, which an operator may give, are tried again after so long.
-_RIGHT_S = 15.0
+#: Events for which a right is missing, which an operator may give, are tried again after so long at most.
+_RIGHT_S = 60.0
 #: Of 4xx those after which the same request may be taken: a token is renewed, a time-out, throttled.
 _LATER = (401, 408, 429)
 
@@ -108,7 +108,8 @@ class Reports:
         self._reports: dict[str, Report] = {}  # by the id of the record, oldest first; `KEEP` at most
         self._retry = Retry(self.log, BackOff(first_s=0.5, jitter=self.jitter, clock=self.clock), self.clock)
         self._paused: dict[str, float] = {}  # namespace -> until when it gets no event: a right is missing
-        self._logged: set[str] = set()  # namespaces whose refusal is in the log
+        self._rights = BackOff(cap_s=_RIGHT_S, jitter=self.jitter, clock=self.clock)  # of all namespaces together
+        self._logged: set[str] = set()  # namespaces whose refusal is in the log; "": the missing right
 
     def load(self) -> None:
         """What the previous daemon left; a status only where that still has a meaning."""
@@ -132,7 +133,9 @@ class Reports:
                 self._leave(earlier, earlier.record.events)  # it gets no status any more
             self._reports[record.id] = made
             self._leave(made, record.events, made.has_status)
-            for one in list(self._reports.values())[:-KEEP]:
+            # The oldest, and a status that is still to be written after all events.
+            over = max(0, len(self._reports) - KEEP)
+            for one in sorted(self._reports.values(), key=lambda one: one.has_status)[:over]:
                 self.events_dropped += len(one.record.events)
                 self._leave(one, ())
         (self.event_due if age_s is None else self.status_due).set()
@@ -298,7 +301,7 @@ class Reports:
             events = ((one, made) for one in waiting for made in one.record.events)
             found = next(((one, made) for one, made in events if _namespace(made) not in self._paused), None)
             if found is None:
-                return min(self._paused.values()) - now
+                return min(self._paused.values(), default=now) - now  # another thread may have dropped the last
             try:
                 self._send(*found)
             except MonitorError as error:
@@ -313,8 +316,8 @@ class Reports:
             self.events_sent += 1  # its answer was lost, or a daemon before this one sent it
         except ApiError as error:
             if isinstance(error, Forbidden) and error.by_authorizer:
-                self._paused[namespace] = self.clock() + _RIGHT_S
-                self._log_once(report, namespace, "warning", "events wait for a right", error)
+                self._paused[namespace] = self.clock() + self._rights.next_s(error.retry_after_s)
+                self._log_once(report, "", "warning", "events wait for a right", error)
                 return
             if not 400 <= error.code < 500 or error.code in _LATER:
                 raise
@@ -324,6 +327,8 @@ class Reports:
         else:
             self.events_sent += 1
             self._logged.discard(namespace)
+            if not self._paused:
+                self._logged.discard("")
         self._retry.works("events are sent again", waiting=self.waiting)
         name = event["metadata"]["name"]
         with self._lock:
