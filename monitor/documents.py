@@ -55,7 +55,8 @@ def read_bytes(
     """A regular file, little more than ``MAX_BYTES`` of it; with ``pipes`` a pipe too, as a shell's ``<(...)`` is one.
     ``opened`` is called with its descriptor before it is read.
 
-    Never waits for a writer that does not come, as opening a FIFO would. Raises OSError, of which `NotAFileError`.
+    Opening never waits for a writer that does not come; a pipe is read to its end. Raises OSError, of which
+    `NotAFileError`.
     """
     with open_file(path, pipes=pipes) as f:
         opened(f.fileno())

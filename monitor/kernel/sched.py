@@ -63,7 +63,10 @@ def refuses_realtime() -> bool:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except OSError:
         return True
-    os.sched_setscheduler(0, before, parameter)
+    try:
+        os.sched_setscheduler(0, before, parameter)
+    except PermissionError:  # RLIMIT_RTPRIO without CAP_SYS_NICE: the flag stays
+        os.sched_setscheduler(0, before | os.SCHED_RESET_ON_FORK, parameter)
     return False
 
 
