@@ -117,6 +117,8 @@ class Side:
         self.holds = Holds(node, self.log, self.send, config.holds)
         self._failure: Exception | None = None  # that one of the threads died of
         self.disks = DiskWatch(config, disks, lambda: node.pods, self.send, self._failed, self.log)
+        #: What takes another configuration, as far as it is there yet.
+        self._takers: list[Callable[[RunConfig], object]] = [self.disks.take_config]
         found = hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(config.state_dir)
         ends = Ends(lambda *about: self.inbox.report(about), self.holds.evicted)
         self.watch = PodWatch(open_for(config, *found, ends), self.wake)
@@ -289,6 +291,7 @@ class Side:
         from monitor.side.races import Races
 
         self.races = Races(self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send)
+        self._takers.append(self.races.take_config)
         self.races.start()
 
     def _open_cluster(self) -> None:
@@ -311,9 +314,8 @@ class Side:
             start_removal(state_dir, self.log, own)
 
     def _take_config(self, config: RunConfig) -> None:
-        self.disks.take_config(config)
-        if hasattr(self, "races"):
-            self.races.take_config(config)
+        for take in self._takers:
+            take(config)
 
     def _failed(self, error: Exception) -> None:
         self._failure = error
