@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import closing
 from functools import reduce
 from typing import Any
@@ -14,7 +14,7 @@ import click
 from monitor.cli.main import LazyGroup
 from monitor.cli.output import F, Finite, emit, output_option, seconds_of, table_lines
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
-from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, Criteria, EvictedPod, Found, Progress, Sweep, choose
+from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, EvictedPod, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.kubeconfig import find
 from monitor.policy.errors import PolicyError
@@ -63,13 +63,6 @@ def with_options(*options: Callable[[F], F]) -> Callable[[F], F]:
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def _criteria(namespaces: Iterable[str], owner_kinds: Iterable[str], **rest: Any) -> Criteria:
-    selector, node = rest["selector"] or "", rest["node"] or ""
-    return Criteria(tuple(dict.fromkeys(namespaces)), selector, node, frozenset(owner_kinds), rest["older_than"])
-
-
-#: How long a delete is tried again while the server is away, throttles or fails (seconds).
-_RETRY_S = 60.0
 #: A line about how far it is on stderr, so often (seconds).
 _PROGRESS_S = 5.0
 COMMANDS = {
@@ -87,14 +80,12 @@ def evicted() -> None:
 @with_options(*_SELECTION, *_CLUSTER)
 @output_option
 @click.option("--check", is_flag=True, help="Exit with code 4 if there is a pod to delete.")
-def list_(output: str, check: bool, kubeconfig: str, context: str, **options: Any) -> int:
+def list_(output: str, check: bool, kubeconfig: str, context: str, **selection: Any) -> int:
     """Show evicted pods, oldest first, and why each stays or goes."""
-    criteria = _criteria(**options)
-    with _sweep(kubeconfig, context, criteria) as sweep:
-        found = sweep.find()
-    pods = choose(found.pods, criteria, time.time())
-    emit(output, _document(found, pods), lambda: _text(pods))
-    _print_left_alone(found)
+    with closing(ApiClient(find(kubeconfig, context))) as client:
+        found, others, pods = _chosen(Sweep(client, retry_s=10.0), **selection)
+    emit(output, _document(found, others, pods), lambda: _text(pods))
+    _print_left_alone(others)
     return EXIT_FINDINGS if check and any(pod.goes for pod in pods) else EXIT_OK
 
 
@@ -105,21 +96,19 @@ def list_(output: str, check: bool, kubeconfig: str, context: str, **options: An
               help="Average number of deletions a second.")  # fmt: skip
 @with_options(*_CLUSTER)
 @output_option
-def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, **options: Any) -> int:
+def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, **selection: Any) -> int:
     """Delete evicted pods, oldest first; a dry run without --yes.
 
     A pod that changed since it was listed stays. After an interruption, run the command again.
     """
-    criteria = _criteria(**options)
-    with _sweep(kubeconfig, context, criteria, rate, _RETRY_S) as sweep:
-        found = sweep.find()
-        going = [pod for pod in choose(found.pods, criteria, time.time()) if pod.goes]
+    with closing(ApiClient(find(kubeconfig, context))) as client:
+        sweep = Sweep(client, rate=rate)
+        found, others, pods = _chosen(sweep, **selection)
+        going = [pod for pod in pods if pod.goes]
         if not yes:
-            emit(output, {"dry_run": True, **_document(found, going)}, lambda: _text(going))
-            _print_left_alone(found)
-            click.echo(
-                f"dry run: {len(going)} of {len(found.pods)} evicted pods would be deleted; --yes does it", err=True
-            )
+            emit(output, {"dry_run": True, **_document(found, others, going)}, lambda: _text(going))
+            _print_left_alone(others)
+            click.echo(f"dry run: {len(going)} of {len(found)} evicted pods would be deleted; --yes does it", err=True)
             return EXIT_OK
         progress, shown_at = Progress(len(going)), time.monotonic()
         try:
@@ -138,21 +127,27 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
     return EXIT_FAILURE if progress.outcomes[FAILED] else EXIT_OK
 
 
-def _sweep(
-    kubeconfig: str, context: str, criteria: Criteria, rate: float = 10.0, retry_s: float = 10.0
-) -> closing[Sweep]:
-    client = ApiClient(find(kubeconfig, context))
-    return closing(Sweep(client, criteria, rate=rate, retry_s=retry_s))
+def _chosen(
+    sweep: Sweep,
+    namespaces: Iterable[str],
+    selector: str | None,
+    node: str | None,
+    owner_kinds: Iterable[str],
+    older_than: float | None,
+) -> tuple[list[EvictedPod], Counter[str], list[EvictedPod]]:
+    """All evicted pods, how many Failed otherwise, and the pods of these options with why each stays."""
+    found, others = sweep.find(namespaces, selector or "", node or "")
+    return found, others, choose(found, time.time(), older_than, owner_kinds)
 
 
-def _document(found: Found, pods: Sequence[EvictedPod]) -> dict[str, Any]:
+def _document(found: Sized, others: Counter[str], pods: Sequence[EvictedPod]) -> dict[str, Any]:
     now, kinds = time.time(), Counter(pod.owner_kind for pod in pods)
     return {
         "pods": [_pod(pod, now) for pod in pods],
         "owners": {kind: {"pods": count} for kind, count in kinds.most_common()},
-        "found": len(found.pods),
+        "found": len(found),
         "to_delete": sum(pod.goes for pod in pods),
-        "failed_otherwise": dict(found.others.most_common()),
+        "failed_otherwise": dict(others.most_common()),
     }
 
 
@@ -186,10 +181,10 @@ def _text(pods: Sequence[EvictedPod]) -> Iterator[str]:
             yield f"{pod.key}: has no reason; evicted by its {pod.evidence}: {pod.message}"
 
 
-def _print_left_alone(found: Found) -> None:
-    if found.others:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in found.others.most_common(8))
-        click.echo(f"left alone: {found.others.total()} pods that Failed otherwise ({reasons})", err=True)
+def _print_left_alone(others: Counter[str]) -> None:
+    if others:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in others.most_common(8))
+        click.echo(f"left alone: {others.total()} pods that Failed otherwise ({reasons})", err=True)
 
 
 def format_age(seconds: float) -> str:

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from monitor.documents import shortened
 from monitor.kube.client import PODS, ApiClient, Listed
@@ -188,8 +188,6 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-_T = TypeVar("_T")
-
 #: Pods in a row on which the server failed for as long as it was tried again: then it is the server.
 _MOST_IN_A_ROW = 3
 #: Problems that are kept to be shown; the rest is counted.
@@ -198,49 +196,34 @@ _MOST_PROBLEMS = 10
 #: What became of a pod: deleted; the same, but finalizers keep it; gone or made anew already; not to go any more;
 #: refused.
 DELETED, MARKED, GONE, CHANGED, FAILED = OUTCOMES = ("deleted", "marked", "gone", "changed", "failed")
+_TEXTS = {
+    DELETED: "deleted",
+    MARKED: "marked for deletion, kept by their finalizers",
+    GONE: "gone already",
+    CHANGED: "changed meanwhile and left alone",
+    FAILED: "failed",
+}
 
 
-@dataclass(frozen=True)
-class Criteria:
-    """``older_than_s`` seconds; None: of any age. What a server can look for comes first: ``namespaces`` (none: all),
-    ``label_selector``, ``node``.
+def choose(
+    pods: Iterable[EvictedPod], now: float, older_than_s: float | None = None, owner_kinds: Iterable[str] = ()
+) -> list[EvictedPod]:
+    """All pods of these owner kinds (none: all), with why each stays, oldest first: that is the order in which they go.
+    ``older_than_s``: seconds; None: of any age.
     """
-
-    namespaces: tuple[str, ...] = ()
-    label_selector: str = ""
-    node: str = ""
-    owner_kinds: frozenset[str] = frozenset()
-    older_than_s: float | None = None
-
-    @property
-    def field_selector(self) -> str:
-        """Reason is no field that pods can be looked for by."""
-        return "status.phase=Failed" + (f",spec.nodeName={self.node}" if self.node else "")
-
-
-def choose(pods: Iterable[EvictedPod], criteria: Criteria, now: float) -> tuple[EvictedPod, ...]:
-    """All pods of the owner kinds, with why each stays, oldest first: that is the order in which they go."""
-    kinds = {kind.lower() for kind in criteria.owner_kinds}
+    kinds = {kind.lower() for kind in owner_kinds}
     found = [pod for pod in pods if not kinds or pod.owner_kind.lower() in kinds]
     found.sort(key=lambda pod: (pod.since is None, -(pod.since or 0.0), pod.key), reverse=True)
-    return tuple(replace(pod, stays=pod.stays or _too_young(pod, criteria, now)) for pod in found)
+    return [replace(pod, stays=pod.stays or _too_young(pod, older_than_s, now)) for pod in found]
 
 
-def _too_young(pod: EvictedPod, criteria: Criteria, now: float) -> str:
+def _too_young(pod: EvictedPod, older_than_s: float | None, now: float) -> str:
     """Why its age keeps it."""
-    if criteria.older_than_s is None:
+    if older_than_s is None:
         return ""
     if pod.since is None:
         return "its age is not known"
-    return "not old enough" if now - pod.since < criteria.older_than_s else ""
-
-
-@dataclass(frozen=True)
-class Found:
-    """``others``: reason -> how many pods are Failed for it, which are left alone."""
-
-    pods: tuple[EvictedPod, ...]
-    others: Counter[str]
+    return "not old enough" if now - pod.since < older_than_s else ""
 
 
 @dataclass
@@ -257,18 +240,8 @@ class Progress:
             self.problems.append(problem)
 
     def __str__(self) -> str:
-        rest = ", ".join(
-            f"{self.outcomes[name]} {text}" for name, text in _OUTCOME_TEXTS.items() if self.outcomes[name]
-        )
-        return f"{self.outcomes.total()} of {self.total}: {self.outcomes[DELETED]} deleted{f', {rest}' if rest else ''}"
-
-
-_OUTCOME_TEXTS = {
-    MARKED: "marked for deletion, kept by their finalizers",
-    GONE: "gone already",
-    CHANGED: "changed meanwhile and left alone",
-    FAILED: "failed",
-}
+        counts = [f"{self.outcomes[name]} {_TEXTS[name]}" for name in OUTCOMES if self.outcomes[name] or name == DELETED]
+        return f"{self.outcomes.total()} of {self.total}: {', '.join(counts)}"
 
 
 class Sweep:
@@ -277,7 +250,6 @@ class Sweep:
     def __init__(
         self,
         client: ApiClient,
-        criteria: Criteria,
         *,
         rate: float = 10.0,
         retry_s: float = 60.0,
@@ -285,27 +257,35 @@ class Sweep:
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._client = client
-        self._criteria = criteria
         self._pause_s = 1.0 / rate
         self._due_s = 0.0  # when the next delete may be
-        self._retry_s = retry_s
         self._clock = clock
         self._wait = wait
+        self._retrying = partial(retrying, total_s=retry_s, clock=clock, wait=wait)
 
-    def close(self) -> None:
-        self._client.close()
-
-    def find(self) -> Found:
-        """Every Failed pod of the criteria that the server looks for, as etcd has them, in pages. Raises KubeError."""
+    def find(
+        self, namespaces: Iterable[str] = (), label_selector: str = "", node: str = ""
+    ) -> tuple[list[EvictedPod], Counter[str]]:
+        """Every evicted pod of these (none: all), as etcd has them, in pages; and how many are Failed for another
+        reason, which are left alone. Raises KubeError.
+        """
         pods: list[EvictedPod] = []
         others: Counter[str] = Counter()
-        for namespace in self._criteria.namespaces or ("",):
-            for one in self._list(namespace):
+        # Reason is no field that pods can be looked for by.
+        fields = "status.phase=Failed" + (f",spec.nodeName={node}" if node else "")
+
+        def listed(namespace: str) -> Listed[EvictedPod | str]:
+            return self._client.list(
+                PODS, decode, namespace=namespace, field_selector=fields, label_selector=label_selector
+            )
+
+        for namespace in dict.fromkeys(namespaces) or ("",):
+            for one in self._retrying(partial(listed, namespace)).items:
                 if isinstance(one, EvictedPod):
                     pods.append(one)
                 else:
                     others[one] += 1
-        return Found(tuple(pods), others)
+        return pods, others
 
     def delete(self, pods: Sequence[EvictedPod]) -> Iterator[Progress]:
         """Delete these, in their order; how far it is after each. Raises the KubeError that ends it all."""
@@ -343,16 +323,6 @@ class Sweep:
         # A pod that is gone is returned as it was last; one that its finalizers keep has a deletionTimestamp.
         metadata = _map(left.get("metadata"))
         return MARKED if metadata.get("deletionTimestamp") and metadata.get("finalizers") else DELETED
-
-    def _list(self, namespace: str) -> tuple[EvictedPod | str, ...]:
-        selector, labels = self._criteria.field_selector, self._criteria.label_selector
-        listed: Listed[EvictedPod | str] = self._retrying(
-            lambda: self._client.list(PODS, decode, namespace=namespace, field_selector=selector, label_selector=labels)
-        )
-        return listed.items
-
-    def _retrying(self, call: Callable[[], _T]) -> _T:
-        return retrying(call, self._retry_s, self._clock, self._wait)
 
     def _pace(self) -> None:
         if (pause_s := self._due_s - self._clock()) > 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, Criteria, EvictedPod, Sweep
+from monitor.evicted.sweep import CHANGED, DELETED, GONE, MARKED, EvictedPod, Sweep
 from monitor.kube.client import PODS, ApiClient
 from tests.evicted.made import evicted, stamp
 from tests.kube import test_contract as contract
@@ -35,9 +35,12 @@ class Cluster:
         self.client.patch(PODS, name, {"status": status}, self.namespace, subresource="status")
         return uid
 
-    def sweep(self, **criteria: Any) -> Sweep:
-        made = Criteria(namespaces=(self.namespace,), **criteria)
-        return Sweep(self.client, made, rate=1000.0)
+    @property
+    def sweep(self) -> Sweep:
+        return Sweep(self.client, rate=1000.0)
+
+    def find(self, *criteria: str) -> list[EvictedPod]:
+        return self.sweep.find((self.namespace,), *criteria)[0]
 
     @property
     def names(self) -> set[str]:
@@ -66,40 +69,38 @@ def test_the_evicted_go_at_once_and_without_force(cluster: Cluster) -> None:
         cluster.put(name, reason, phase)
     for name in "abc":
         cluster.put(name)
-    found = cluster.sweep().find()
-    assert (sorted(pod.name for pod in found.pods), dict(found.others)) == (
+    found, others = cluster.sweep.find((cluster.namespace,))
+    assert (sorted(pod.name for pod in found), dict(others)) == (
         ["a", "b", "c"],
         {"NodeLost": 1, "Terminated": 1},
     )
-    assert outcomes(cluster.sweep(), found.pods) == {DELETED: 3}
+    assert outcomes(cluster.sweep, found) == {DELETED: 3}
     assert cluster.names == {"lost", "shut", "done", "runs"}
-    assert outcomes(cluster.sweep(), found.pods) == {GONE: 3}
+    assert outcomes(cluster.sweep, found) == {GONE: 3}
 
 
 def test_what_changed_meanwhile_is_left_to_the_next_sweep(cluster: Cluster) -> None:
     for name in ("touched", "anew", "anew-evicted"):
         cluster.put(name)
-    sweep = cluster.sweep()
-    found = sweep.find()
+    found = cluster.find()
     cluster.patch("touched", {"metadata": {"annotations": {"touched": "yes"}}})
     for name in ("anew", "anew-evicted"):
         cluster.client.delete(PODS, name, cluster.namespace, grace_period_s=0)
     cluster.put("anew", "", "Running")
     cluster.put("anew-evicted")
-    assert outcomes(sweep, found.pods) == {CHANGED: 3}
+    assert outcomes(cluster.sweep, found) == {CHANGED: 3}
     assert cluster.names == {"touched", "anew", "anew-evicted"}
-    assert outcomes(sweep, sweep.find().pods) == {DELETED: 2}
+    assert outcomes(cluster.sweep, cluster.find()) == {DELETED: 2}
     assert cluster.names == {"anew"}
 
 
 def test_finalizers_keep_a_pod_that_is_marked(cluster: Cluster) -> None:
     cluster.put("mine", finalizers=["example.com/mine"])
     cluster.put("jobs", finalizers=["batch.kubernetes.io/job-tracking"])
-    found = cluster.sweep().find()
-    by_name = {pod.name: pod for pod in found.pods}
+    by_name = {pod.name: pod for pod in cluster.find()}
     assert by_name["jobs"].stays == "its Job has not counted it yet"
-    assert outcomes(cluster.sweep(), [by_name["mine"]]) == {MARKED: 1}
-    again = {pod.name: pod.stays for pod in cluster.sweep().find().pods}
+    assert outcomes(cluster.sweep, [by_name["mine"]]) == {MARKED: 1}
+    again = {pod.name: pod.stays for pod in cluster.find()}
     assert again["mine"] == "is being deleted"
     for name in ("mine", "jobs"):
         cluster.patch(name, {"metadata": {"finalizers": None}})
@@ -108,6 +109,6 @@ def test_finalizers_keep_a_pod_that_is_marked(cluster: Cluster) -> None:
 
 def test_labels_and_nodes_are_looked_for_by_the_server(cluster: Cluster) -> None:
     cluster.put("a")
-    assert [pod.name for pod in cluster.sweep(label_selector="app=x").find().pods] == ["a"]
-    assert cluster.sweep(label_selector="app=y").find().pods == ()
-    assert cluster.sweep(node="no-such-node").find().pods == ()
+    assert [pod.name for pod in cluster.find("app=x")] == ["a"]
+    assert cluster.find("app=y") == []
+    assert cluster.find("", "no-such-node") == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.evicted.sweep import DELETED, FAILED, Criteria, EvictedPod, Progress, Sweep, choose
+from monitor.evicted.sweep import DELETED, FAILED, EvictedPod, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
 from monitor.kube.errors import ServerError, TransportError
 from tests.evicted.made import evicted, names, put
@@ -28,22 +28,20 @@ def clock() -> WaitedClock:
 
 @pytest.fixture
 def make(client: ApiClient, clock: WaitedClock) -> Make:
-    def make(criteria: Criteria | None = None, **options: Any) -> Sweep:
-        options = {"rate": 1000.0, "clock": clock, "wait": clock.wait, **options}
-        return Sweep(client, criteria or Criteria(), **options)
+    def make(**options: Any) -> Sweep:
+        return Sweep(client, **{"rate": 1000.0, "clock": clock, "wait": clock.wait, **options})
 
     return make
 
 
 def swept(sweep: Sweep) -> Progress:
-    *_, progress = sweep.delete(sweep.find().pods)
+    *_, progress = sweep.delete(sweep.find()[0])
     return progress
 
 
 def test_only_what_the_server_is_asked_for(api: FakeApiServer, make: Make) -> None:
     put(api, evicted("a", "one", labels={"app": "x"}), evicted("b", "two"), evicted("c", "three", labels={"app": "x"}))
-    criteria = Criteria(namespaces=("one", "two"), label_selector="app=x", node="node-1")
-    assert [pod.key for pod in make(criteria).find().pods] == ["one/a"]
+    assert [pod.key for pod in make().find(("one", "two"), "app=x", "node-1")[0]] == ["one/a"]
     (one, two) = api.seen("GET", "pods")
     assert (one.path, two.path) == ("/api/v1/namespaces/one/pods", "/api/v1/namespaces/two/pods")
     assert one.query["fieldSelector"] == "status.phase=Failed,spec.nodeName=node-1"
@@ -84,7 +82,7 @@ def test_a_server_that_stays_away_ends_it_and_the_next_sweep_goes_on(api: FakeAp
     lines: list[str] = []
 
     sweep = make()
-    going = sweep.delete(sweep.find().pods)
+    going = sweep.delete(sweep.find()[0])
     for _ in range(2):
         lines.append(str(next(going)))
     api.refuse()
@@ -118,10 +116,10 @@ def test_pages_that_expire_half_way_lose_and_double_nothing(api: FakeApiServer, 
         return False
 
     api.fail(compact, times=99, method="GET", path="pods")
-    found = make().find()
+    found, others = make().find()
     assert pages == ["500", "500", None]
-    assert (len(found.pods), found.others.total()) == (1200, 1)
-    assert len({pod.uid for pod in found.pods}) == 1200
+    assert (len(found), others.total()) == (1200, 1)
+    assert len({pod.uid for pod in found}) == 1200
 
 
 def test_deletes_are_paced_and_take_no_other_right(api: FakeApiServer, make: Make, clock: WaitedClock) -> None:
@@ -148,18 +146,18 @@ def test_memory_does_not_grow_with_the_pods_that_are_not_evicted(api: FakeApiSer
         gc.collect()
         tracemalloc.start()
         try:
-            found = sweep.find()
+            found, _ = sweep.find()
             gc.collect()
             ours = [tracemalloc.Filter(True, "*/monitor/*"), tracemalloc.Filter(True, "*/json/*")]
             kept = sum(stat.size for stat in tracemalloc.take_snapshot().filter_traces(ours).statistics("filename"))
         finally:
             tracemalloc.stop()
-        assert len(found.pods) == 100
+        assert len(found) == 100
         return kept
 
     small, large = kept(0, 50), kept(50, 250)
     assert large - small < 200 * 200  # a reference for each, where an object has 5 KB
-    assert all(isinstance(pod, EvictedPod) for pod in make().find().pods)
+    assert all(isinstance(pod, EvictedPod) for pod in make().find()[0])
 
 
 # which of them go
@@ -188,7 +186,7 @@ PODS = st.lists(
 
 @given(PODS, st.none() | st.integers(0, 100))
 def test_laws(pods: list[EvictedPod], older_than_s: int | None) -> None:
-    chosen = choose(pods, Criteria(older_than_s=older_than_s), NOW)
+    chosen = choose(pods, NOW, older_than_s)
     before = {pod.uid: pod for pod in pods}
     assert sorted(pod.uid for pod in chosen) == sorted(before)
     ages = [NOW - pod.since for pod in chosen if pod.since is not None]
