@@ -240,7 +240,9 @@ class Progress:
             self.problems.append(problem)
 
     def __str__(self) -> str:
-        counts = [f"{self.outcomes[name]} {_TEXTS[name]}" for name in OUTCOMES if self.outcomes[name] or name == DELETED]
+        counts = [
+            f"{self.outcomes[name]} {_TEXTS[name]}" for name in OUTCOMES if self.outcomes[name] or name == DELETED
+        ]
         return f"{self.outcomes.total()} of {self.total}: {', '.join(counts)}"
 
 

@@ -6,77 +6,70 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 from monitor.documents import read_bytes, shown
 from monitor.errors import CannotError, ConfigError
 from monitor.kube.peer import Peer
-from monitor.kube.tls import Pem, Stamp, TlsSettings, stamp
+from monitor.kube.tls import Pem, TlsSettings, stamp
 
 #: Where a pod has its token and the cluster's CA.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-class Credentials(Protocol):
-    """Where the bearer token comes from that identifies outrace ("": none); called before every request, from any
-    thread.
+class Credentials:
+    """The bearer token that identifies outrace ("": none), asked for before every request, from any thread. ``read``
+    gives it, and what says whether it may still be used; it raises MonitorError, and runs once at a time.
     """
 
+    def __init__(self, read: Callable[[], tuple[str, Callable[[], bool]]]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._token = ""
+        self._is_good: Callable[[], bool] = lambda: False
+
     def current(self) -> str:
-        """Raises MonitorError."""
+        with self._lock:
+            return self._token if self._is_good() else self._renewed()
 
     def refresh(self) -> str:
         """The same, read anew: the server answered 401 to the current one."""
+        with self._lock:
+            return self._renewed()
 
-
-class Fixed:
-    """A token that does not change, or none."""
-
-    def __init__(self, token: str = "") -> None:
-        self._token = token
-
-    def current(self) -> str:
+    def _renewed(self) -> str:
+        self._token, self._is_good = self._read()
         return self._token
 
-    refresh = current
+
+def fixed(token: str = "") -> Credentials:
+    """A token that does not change, or none."""
+    return Credentials(lambda: (token, lambda: True))
 
 
-class TokenFile:
+def token_file(path: Path, key: str = "token file") -> Credentials:
     """A token in a file, read again when it is rotated, and when the server refuses it.
 
     The kubelet renews a service account's after 80 % of its life; 2 us a look. While the file is away the last one is
-    used on. ``key`` says where the file was named.
+    used on. ``key`` says where the file was named. Raises ConfigError.
     """
 
-    def __init__(self, path: Path, key: str = "token file") -> None:
-        self._path = path
-        self._key = key
-        self._lock = threading.Lock()
-        self._stamp: Stamp | None = None
-        self._token = ""
-
-    def current(self) -> str:
-        now = stamp(self._path)
-        with self._lock:
-            if self._token and now in (self._stamp, None):
-                return self._token
-        return self.refresh()
-
-    def refresh(self) -> str:
-        now = stamp(self._path)  # before it is read: a rotation in between is seen at the next look
+    def read() -> tuple[str, Callable[[], bool]]:
+        now = stamp(path)  # before it is read: a rotation in between is seen at the next look
         try:
-            token = read_bytes(self._path).decode("ascii").strip()
+            token = read_bytes(path).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise ConfigError(f"{self._key}: {self._path}: {why}", "name a readable file with a token") from None
-        check_token(token, f"{self._key}: {self._path}")
-        with self._lock:
-            self._stamp, self._token = now, token
-            return token
+            raise ConfigError(f"{key}: {path}: {why}", "name a readable file with a token") from None
+        check_token(token, f"{key}: {path}")
+        return token, lambda: stamp(path) in (now, None)
+
+    made = Credentials(read)
+    made.current()  # what is wrong with it is wrong now, not at the first request
+    return made
 
 
 def check_token(token: str, where: str) -> None:
@@ -105,7 +98,7 @@ class ClusterConfig:
 
     server: Server
     tls: TlsSettings = field(default_factory=TlsSettings)
-    credentials: Credentials = field(default_factory=Fixed)
+    credentials: Credentials = field(default_factory=fixed)
     peer: Peer = Peer.ANYBODY
 
 
@@ -136,8 +129,7 @@ def in_cluster(env: Mapping[str, str] = os.environ, root: Path = SERVICE_ACCOUNT
         )
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
         raise ConfigError(f"KUBERNETES_SERVICE_PORT: {shown(port)} is no port")
-    token = TokenFile(root / "token", "service account token")
-    token.current()
+    token = token_file(root / "token", "service account token")
     ca = Pem("service account CA", root / "ca.crt")
     tls = TlsSettings(ca=ca)
     tls.context()

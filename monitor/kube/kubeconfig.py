@@ -15,7 +15,6 @@ import binascii
 import json
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from monitor.kube.cluster import (
     SERVICE_ACCOUNT,
     ClusterConfig,
     Credentials,
-    Fixed,
-    TokenFile,
     check_token,
+    fixed,
     in_cluster,
     parse_server,
+    token_file,
 )
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.owner import ChangeableError, alone, program, search_path
@@ -45,57 +44,35 @@ TIMEOUT_S = 30.0
 _EARLY_S = 10.0
 
 
-class Plugin:
+def plugin(
+    where: str, command: Sequence[str], env: Mapping[str, str], info: Mapping[str, object], timeout_s: float = TIMEOUT_S
+) -> Credentials:
     """Tokens that a program prints: aws eks get-token, gke-gcloud-auth-plugin, kubelogin ... Its standard input is
     empty: one that asks questions fails instead of waiting. ``where`` is file and key.
     """
+    name = f"{where}: {command[0]}"
 
-    def __init__(
-        self,
-        where: str,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        info: Mapping[str, object],
-        now: Callable[[], float] = time.time,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self._where, self._command, self._env, self._info = where, command, env, info
-        self._now = now
-        self._timeout_s = timeout_s
-        self._lock = threading.Lock()
-        self._token, self._expires = "", inf
-
-    def current(self) -> str:
-        with self._lock:
-            return self._token if self._token and self._now() <= self._expires - _EARLY_S else self._run()
-
-    def refresh(self) -> str:
-        with self._lock:
-            return self._run()
-
-    def _run(self) -> str:
-        env = {**os.environ, **self._env, "KUBERNETES_EXEC_INFO": json.dumps(self._info)}
-        name = f"{self._where}: {self._command[0]}"
+    def run() -> tuple[str, Callable[[], bool]]:
+        full = {**os.environ, **env, "KUBERNETES_EXEC_INFO": json.dumps(info)}
         try:
-            done = subprocess.run(
-                self._command, stdin=subprocess.DEVNULL, capture_output=True, env=env, timeout=self._timeout_s
-            )
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=full, timeout=timeout_s)
         except (OSError, ValueError) as error:
             raise MonitorError(f"{name}: {error}") from None
         except subprocess.TimeoutExpired:
-            raise MonitorError(f"{name} took more than {self._timeout_s:.3g} s") from None
+            raise MonitorError(f"{name} took more than {timeout_s:.3g} s") from None
         if done.returncode:
             errors = " ".join(done.stderr.decode(errors="replace").split())
             raise MonitorError(f"{name} ended with {done.returncode}: {shortened(errors, 200)}")
         try:
             status = from_json(done.stdout.decode())["status"]
             token, expires = "" + status["token"], status.get("expirationTimestamp")
-            self._expires = datetime.fromisoformat(expires).timestamp() if expires else inf
+            until = datetime.fromisoformat(expires).timestamp() - _EARLY_S if expires else inf
         except (UnreadableError, LookupError, TypeError, AttributeError, ValueError) as error:
             raise MonitorError(f"{name} prints no ExecCredential with a token: {one_line(error)}") from None
         check_token(token, f"{name} prints")
-        self._token = token
-        return self._token
+        return token, lambda: time.time() <= until
+
+    return Credentials(run)
 
 
 _SECTIONS = {"clusters": "cluster", "users": "user", "contexts": "context"}
@@ -230,15 +207,13 @@ def _credentials(cluster: _Entry, user: _Entry) -> Credentials:
         return _plugin(cluster, user, spec)
     if (path := user.file("tokenFile")) is not None:  # before the token, as client-go does
         _check_alone(path, user.where("tokenFile"))
-        token_file = TokenFile(path, user.where("tokenFile"))
-        token_file.current()
-        return token_file
+        return token_file(path, user.where("tokenFile"))
     if token := user.text("token"):
         check_token(token, user.where("token"))
-    return Fixed(token)
+    return fixed(token)
 
 
-def _plugin(cluster: _Entry, user: _Entry, values: object) -> Plugin:
+def _plugin(cluster: _Entry, user: _Entry, values: object) -> Credentials:
     if not isinstance(values, dict):
         raise ConfigError(f"{user.where('exec')}: {shown(values)} is no map")
     entry = _Entry(user.path, f"{user.key}.exec", values)
@@ -257,7 +232,7 @@ def _plugin(cluster: _Entry, user: _Entry, values: object) -> Plugin:
         data = {} if ca is None else {"certificate-authority-data": base64.b64encode(ca.read()).decode()}
         asked["cluster"] = {"server": cluster.text("server"), **data}
     info = {"apiVersion": entry.text("apiVersion"), "kind": "ExecCredential", "spec": asked}
-    return Plugin(f"{user.path}: {entry.key}", (command, *args), env, info)
+    return plugin(f"{user.path}: {entry.key}", (command, *args), env, info)
 
 
 def _command(entry: _Entry) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from monitor.errors import ConfigError
-from monitor.kube.cluster import ClusterConfig, Credentials, Fixed, parse_server
+from monitor.kube.cluster import ClusterConfig, Credentials, fixed, parse_server
 from monitor.kube.decode import ItemDecoder, Object, parse_object
 from monitor.kube.errors import KubeError
 from monitor.kube.peer import Peer
@@ -62,7 +62,7 @@ def kubelet_config(
     if not server.https:
         # A token in plain text is everybody's.
         return ClusterConfig(server, peer=Peer.ROOT)
-    return ClusterConfig(server, _tls(trust, where), credentials or Fixed(), peer=Peer.ROOT_IF_HERE)
+    return ClusterConfig(server, _tls(trust, where), credentials or fixed(), peer=Peer.ROOT_IF_HERE)
 
 
 def _tls(trust: KubeletTrust, where: str) -> TlsSettings:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kube.client import ApiClient
-from monitor.kube.cluster import ClusterConfig, Fixed, parse_server
+from monitor.kube.cluster import ClusterConfig, fixed, parse_server
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.side.worker import Worker
 from tests.daemon import config_files
@@ -44,7 +44,7 @@ def stop() -> Iterator[threading.Event]:
 def config(api: FakeApiServer, authority: Authority) -> ClusterConfig:
     tls = TlsSettings(ca=Pem("ca", authority.certificate))
     api.tokens = {"good"}
-    return ClusterConfig(parse_server(api.url, "test"), tls, Fixed("good"))
+    return ClusterConfig(parse_server(api.url, "test"), tls, fixed("good"))
 
 
 @pytest.fixture

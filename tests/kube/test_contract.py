@@ -16,7 +16,7 @@ import pytest
 
 from monitor.kube import errors
 from monitor.kube.client import EVENTS, NODES, PODS, ApiClient, Resource
-from monitor.kube.cluster import ClusterConfig, Fixed, Server
+from monitor.kube.cluster import ClusterConfig, Server, fixed
 from monitor.kube.decode import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
@@ -248,7 +248,7 @@ def test_a_missing_right_is_named(
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     made = client._call("create", ACCOUNTS, namespace, "default", "token", body=request)
     without = dataclasses.replace(target.tls, client=None)
-    other = connect(dataclasses.replace(target, tls=without, credentials=Fixed(made["status"]["token"])))
+    other = connect(dataclasses.replace(target, tls=without, credentials=fixed(made["status"]["token"])))
     with pytest.raises(errors.Forbidden) as caught:
         other.list(PODS, named, namespace=namespace)
     assert 'resources: ["pods"], verbs: ["list"]' in caught.value.remedy
@@ -258,7 +258,7 @@ def test_a_missing_right_is_named(
     with pytest.raises(errors.Forbidden) as caught, other.watch(PODS, "0", namespace=namespace):
         pass
     assert 'resources: ["pods"], verbs: ["watch"]' in caught.value.remedy
-    stranger = connect(dataclasses.replace(target, tls=without, credentials=Fixed("no-token-at-all")))
+    stranger = connect(dataclasses.replace(target, tls=without, credentials=fixed("no-token-at-all")))
     with pytest.raises(errors.Unauthorized):
         stranger.list(PODS, named)
 

@@ -3,12 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monitor.errors import ConfigError, MonitorError
-from monitor.kube.kubeconfig import Plugin, load
+from monitor.kube.cluster import Credentials
+from monitor.kube.kubeconfig import load, plugin
 from tests.daemon.config_files import kubeconfig
 
 V1 = "client.authentication.k8s.io/v1"
@@ -19,15 +21,15 @@ TOKEN = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {"toke
 Code = str
 
 
-def running(code: Code, **options: Any) -> Plugin:
-    return Plugin("config: users[u].user.exec", (sys.executable, "-c", code), {"REGION": "eu"}, {"a": 1}, **options)
+def running(code: Code, **options: Any) -> Credentials:
+    return plugin("config: users[u].user.exec", (sys.executable, "-c", code), {"REGION": "eu"}, {"a": 1}, **options)
 
 
 def printing(status: object) -> Code:
     return f"print({json.dumps({'kind': 'ExecCredential', 'status': status})!r})"
 
 
-def test_a_token_is_asked_for_once_until_it_expires(tmp_path: Path) -> None:
+def test_a_token_is_asked_for_once_until_it_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = tmp_path / "count"
     code = (
         f"import json,pathlib; p=pathlib.Path({str(count)!r}); n=int(p.read_text() if p.exists() else 0)+1;"
@@ -36,11 +38,12 @@ def test_a_token_is_asked_for_once_until_it_expires(tmp_path: Path) -> None:
         "status=dict(token=f't{n}',expirationTimestamp='2026-11-24T12:00:00.123456789Z'))))"
     )
     now = [1795521600.0 - 3600]  # an hour before
-    plugin = running(code, now=lambda: now[0])
-    assert [plugin.current() for _ in range(3)] == ["t1"] * 3
+    monkeypatch.setattr("monitor.kube.kubeconfig.time", SimpleNamespace(time=lambda: now[0]))
+    tokens = running(code)
+    assert [tokens.current() for _ in range(3)] == ["t1"] * 3
     now[0] += 3595
-    assert plugin.current() == "t2"
-    assert plugin.refresh() == "t3"
+    assert tokens.current() == "t2"
+    assert tokens.refresh() == "t3"
 
 
 def test_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
@@ -81,7 +84,7 @@ def test_a_plugin_that_fails_is_one_error(code: Code, expected: str) -> None:
 
 def test_a_program_that_is_not_there_is_one_error() -> None:
     with pytest.raises(MonitorError, match=r"x: /no/such/plugin: .*No such file"):
-        Plugin("x", ("/no/such/plugin",), {}, {}).current()
+        plugin("x", ("/no/such/plugin",), {}, {}).current()
 
 
 def with_plugin(tmp_path: Path, **values: object) -> Path:

@@ -9,7 +9,7 @@ import pytest
 
 from monitor.errors import ConfigError
 from monitor.kube import errors
-from monitor.kube.cluster import Fixed
+from monitor.kube.cluster import fixed
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from tests.kube import faults
 from tests.kube.fake_apiserver import pod
@@ -45,7 +45,7 @@ def kubelet(own: Pair) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def client(kubelet: FakeKubelet, pki: Path, stop: threading.Event) -> Iterator[KubeletClient]:
-    made = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(pki=pki), Fixed("good")), stop)
+    made = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(pki=pki), fixed("good")), stop)
     yield made
     made.close()
 
@@ -62,7 +62,7 @@ def test_what_a_kubelet_knows(kubelet: FakeKubelet, client: KubeletClient) -> No
 def test_the_read_only_port_is_sent_no_token() -> None:
     server = FakeKubelet()
     server.pods = [pod("a")]
-    client = KubeletClient(kubelet_config(server.url, KubeletTrust(), Fixed("secret")))
+    client = KubeletClient(kubelet_config(server.url, KubeletTrust(), fixed("secret")))
     assert client.pods(name) == ("a",)
     with pytest.raises(errors.NotFound, match="404 page not found"):
         client.configz()

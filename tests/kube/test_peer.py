@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kube import peer
-from monitor.kube.cluster import Fixed
+from monitor.kube.cluster import fixed
 from monitor.kube.errors import CertificateError, TimedOut
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.kube.peer import Peer, check_peer
@@ -75,7 +75,7 @@ def test_a_listener_of_a_user_gets_no_request(how: str, whose: str, serving: Pai
     }.get(how, KubeletTrust())
     with users_listener(whose) as (port, running):
         url = f"{'http' if how == 'http' else 'https'}://127.0.0.1:{port}"
-        client = KubeletClient(kubelet_config(url, trust, Fixed("secret")))
+        client = KubeletClient(kubelet_config(url, trust, fixed("secret")))
         with pytest.raises(CertificateError, match=f"user {NOBODY} serves it: a kubelet is root's"):
             client.pods(lambda pod: pod)
         client.close()
@@ -87,7 +87,7 @@ def test_a_listener_of_a_user_gets_no_request(how: str, whose: str, serving: Pai
 def test_nor_one_that_takes_the_port_while_the_kubelet_restarts(tls: bool, serving: Pair) -> None:
     kubelet = FakeKubelet(serving.server_context() if tls else None)
     trust = KubeletTrust(certificates=(serving.certificate,))
-    client = KubeletClient(kubelet_config(kubelet.url, trust, Fixed("secret")))
+    client = KubeletClient(kubelet_config(kubelet.url, trust, fixed("secret")))
     assert client.pods(lambda pod: pod) == ()
     kubelet.refuse()
     with users_listener("own", kubelet.port) as (_, running):

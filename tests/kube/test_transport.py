@@ -15,7 +15,7 @@ import pytest
 from monitor.errors import ConfigError
 from monitor.kube import errors, transport
 from monitor.kube.client import PODS, ApiClient
-from monitor.kube.cluster import ClusterConfig, Fixed, Server, TokenFile, in_cluster, parse_server
+from monitor.kube.cluster import ClusterConfig, Server, fixed, in_cluster, parse_server, token_file
 from monitor.kube.tls import Pem, TlsSettings
 from monitor.kube.transport import Patience, Plain, shake_hands
 from tests.kube import faults
@@ -213,9 +213,9 @@ def test_an_unknown_ca_is_refused_before_anything_is_sent(
     api: FakeApiServer, config: ClusterConfig, tmp_path: Path, connect: Connect
 ) -> None:
     other = Authority(tmp_path, "other-ca")
-    get(connect(ClusterConfig(config.server, TlsSettings(insecure=True), Fixed("good"))))
+    get(connect(ClusterConfig(config.server, TlsSettings(insecure=True), fixed("good"))))
     asked = len(api.asked)
-    client = connect(ClusterConfig(config.server, TlsSettings(ca=Pem("ca", other.certificate)), Fixed("good")))
+    client = connect(ClusterConfig(config.server, TlsSettings(ca=Pem("ca", other.certificate)), fixed("good")))
     with pytest.raises(errors.CertificateError, match="is not trusted: unable to get local issuer"):
         create(client)
     assert len(api.asked) == asked
@@ -268,7 +268,7 @@ def test_a_401_has_the_token_read_once_more(api: FakeApiServer, tmp_path: Path, 
     token.write_text("stale")
     os.utime(token, ns=(1, 1))
     api.tokens = {"fresh"}
-    config = ClusterConfig(parse_server(api.url, ""), TlsSettings(insecure=True), TokenFile(token))
+    config = ClusterConfig(parse_server(api.url, ""), TlsSettings(insecure=True), token_file(token))
     client = connect(config)
     with pytest.raises(errors.Unauthorized, match="give a token or client certificate that is valid"):
         create(client)
