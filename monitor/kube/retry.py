@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
+from math import inf
+from random import random
 from typing import TypeVar
 
-from monitor.errors import MonitorError
 from monitor.kube.errors import (
     ApiError,
     Cancelled,
@@ -25,45 +25,32 @@ RESET_S = 120.0
 
 
 class BackOff:
-    """How long to wait before the next try, as client-go's reflector does: 0.8 s, doubling to 30 s, each with jitter.
-
-    `next_s` doubles with every failure; after `RESET_S` without one it begins anew.
-
-    Up to ``jitter`` times the pause is added by chance, so that 5,000 nodes do not come back in step.
+    """How long to wait before the next try, as client-go's reflector does: 0.8 s, doubling to 30 s. Up to as much again
+    is added by chance, so that 5,000 nodes do not come back in step. After `RESET_S` without a failure it begins anew.
     """
 
-    def __init__(
-        self,
-        first_s: float = 0.8,
-        cap_s: float = 30.0,
-        jitter: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, first_s: float = 0.8, cap_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
         self._first_s = self._pause_s = first_s
         self._cap_s = cap_s
-        self._jitter = jitter
-        self._clock = clock
-        self._chance = chance
-        self._failed_at: float | None = None
+        self._failed_at = -inf
 
-    def next_s(self, retry_after_s: float | None = None) -> float:
+    def next_s(self, error: Exception | None = None) -> float:
         """Seconds to wait now; at least what the server asked for, of which no more than ten times the cap."""
-        now = self._clock()
-        if self._failed_at is not None and now - self._failed_at > RESET_S:
+        now = self.clock()
+        if now - self._failed_at > RESET_S:
             self.reset()
         self._failed_at = now
         pause_s, self._pause_s = self._pause_s, min(self._cap_s, 2 * self._pause_s)
-        pause_s = min(self._cap_s, pause_s * (1 + self._jitter * self._chance()))
-        if retry_after_s is None:
+        pause_s = min(self._cap_s, pause_s * (1 + random()))
+        asked_s = error.retry_after_s if isinstance(error, ApiError) else None
+        if asked_s is None:
             return pause_s
-        asked_s = min(retry_after_s, 10 * self._cap_s)
-        return max(pause_s, asked_s + self._jitter * self._chance() * self._first_s)
+        return max(pause_s, min(asked_s, 10 * self._cap_s) + random() * self._first_s)
 
     def reset(self) -> None:
         """Begin anew: it works again."""
         self._pause_s = self._first_s
-        self._failed_at = None
 
 
 def passes(error: KubeError) -> bool:
@@ -76,15 +63,14 @@ def passes(error: KubeError) -> bool:
 class Retry:
     """When to ask again. The first failure is a line of the log, and the first success after it."""
 
-    def __init__(self, log: Callable[..., object], back_off: BackOff, clock: Callable[[], float]) -> None:
+    def __init__(self, log: Callable[..., object], back_off: BackOff) -> None:
         self.due = 0.0
         self.problem = ""  # the last error while it lasts
         self._log = log
         self._back_off = back_off
-        self._clock = clock
 
-    def failed(self, error: MonitorError, text: str, level: str = "warning", **fields: object) -> None:
-        self.due = self._clock() + self._back_off.next_s(error.retry_after_s if isinstance(error, ApiError) else None)
+    def failed(self, error: Exception, text: str, level: str = "warning", **fields: object) -> None:
+        self.due = self._back_off.clock() + self._back_off.next_s(error)
         if not self.problem:
             self._log(level, text, **fields, problem=str(error))
         self.problem = str(error)
@@ -123,8 +109,7 @@ def retrying(
         try:
             return call()
         except KubeError as error:
-            after_s = error.retry_after_s if isinstance(error, ApiError) else None
-            pause_s = back_off.next_s(after_s)
+            pause_s = back_off.next_s(error)
             if not passes(error) or clock() + pause_s > deadline:
                 raise
         wait(pause_s)

@@ -109,4 +109,4 @@ class ApiServerFeed(PodFeed):
             self._any_version |= error.has_cause("ResourceVersionTooLarge")
         if not isinstance(error, ResourceExpired):  # every watch meets that some day: a list follows
             self.fail(error)
-        self.stop.wait(self._back_off.next_s(error.retry_after_s if isinstance(error, ApiError) else None))
+        self.stop.wait(self._back_off.next_s(error))

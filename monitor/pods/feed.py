@@ -21,7 +21,7 @@ from monitor import documents
 from monitor.documents import UnreadableError
 from monitor.errors import MonitorError
 from monitor.kernel.durable import replace_file
-from monitor.kube.errors import ApiError, Cancelled
+from monitor.kube.errors import Cancelled
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.retry import BackOff
 from monitor.pods import manifest_files
@@ -342,7 +342,7 @@ class KubeletFeed(PodFeed):
             except MonitorError as error:
                 self.fail(error)
                 failed = True
-                pause_s = back_off.next_s(error.retry_after_s if isinstance(error, ApiError) else None)
+                pause_s = back_off.next_s(error)
             rest_s = min(_REST * (self._clock() - began), POLL_S)
             self.store()
             if self.stop.wait(pause_s if failed else max(SOON_S, rest_s)):

@@ -16,6 +16,12 @@ from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_tls import Authority, Pair
 
 
+@pytest.fixture(autouse=True)
+def no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses are as short as they can be."""
+    monkeypatch.setattr("monitor.kube.retry.random", lambda: 0.0)
+
+
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("ca"))

@@ -15,11 +15,11 @@ class Pauses(BackOff):
     """One that keeps the pauses that it gave."""
 
     def __init__(self) -> None:
-        super().__init__(first_s=0.02, cap_s=0.1, jitter=0.0)
+        super().__init__(first_s=0.02, cap_s=0.1)
         self.given: list[float] = []
 
-    def next_s(self, retry_after_s: float | None = None) -> float:
-        self.given.append(super().next_s(retry_after_s))
+    def next_s(self, error: Exception | None = None) -> float:
+        self.given.append(super().next_s(error))
         return self.given[-1]
 
 

@@ -37,7 +37,7 @@ class Evictions:
         met, self.log, self.disks = [{"signal": SIGNAL, "kind": "hard"}], Log(), SimpleNamespace(orders={})
         config = RunConfig(eviction_max_pod_grace_period_s=10)
         self.node: Any = SimpleNamespace(pods={}, config=config, met=met)
-        back_off = BackOff(first_s=1.0, jitter=0.0, clock=self.clock)
+        back_off = BackOff(first_s=1.0, clock=self.clock)
         about: Any = self.node, self.disks, self.reported.append, self.log
         self.evictions = ApiEvictions(client, *about, self.clock, back_off)
         self.outcomes = self.evictions.outcomes

@@ -27,7 +27,6 @@ class Node:
             (lambda: self.held) if holds else None,
             clock=self.clock,
             wall=self.wall,
-            jitter=0.0,
         )
 
     def holds(self, *conditions: str, after_s: float = 0.0) -> None:

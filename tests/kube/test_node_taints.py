@@ -41,7 +41,7 @@ class Node:
     def __init__(self, client: ApiClient, api: FakeApiServer, own: bool = True) -> None:
         self.clock, self.api, self.log = WaitedClock(), api, LogLines()
         self.holding: set[str] | None = set()
-        how: dict[str, Any] = {"own_taints": own, "clock": self.clock, "jitter": 0.0}
+        how: dict[str, Any] = {"own_taints": own, "clock": self.clock}
         self.report = NodeReport(client, "node-1", lambda: self.holding, self.log, **how)
 
     def holds(self, *conditions: str, after_s: float = 1.0) -> list[dict[str, Any]]:

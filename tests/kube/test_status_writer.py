@@ -29,7 +29,7 @@ class Writer:
     def __init__(self, client: ApiClient, api: FakeApiServer, files: Worker, state_dir: Path) -> None:
         self.clock = WaitedClock(1000.0)
         self.api = api
-        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock, jitter=0.0)
+        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock)
         self.turn = self.reports.write_statuses
 
     @property

@@ -100,7 +100,7 @@ class ApiEvictions:
         self.seconds = Histogram(ACCEPTED_S)
         self._client, self._node, self._disks, self._report, self._log = client, node, disks, report, log
         self._clock = clock
-        self._retry = Retry(log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock), clock)
+        self._retry = Retry(log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock))
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own

@@ -98,7 +98,7 @@ class Cluster:
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
         self._ended = threading.Event()  # no more requests to the API server
         self._warm_due = 0.0
-        self._warmth = Retry(log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S), time.monotonic)
+        self._warmth = Retry(log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S))
 
     def start(self) -> None:
         """Also reports what the previous daemon left."""

@@ -94,7 +94,6 @@ class Reports:
     log: Log
     on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None
     clock: Callable[[], float] = time.monotonic
-    jitter: float = 1.0
 
     def __post_init__(self) -> None:
         # For the metrics:
@@ -106,9 +105,9 @@ class Reports:
         self._pending = pending_records(self.state_dir)
         self._lock = threading.RLock()
         self._reports: dict[str, Report] = {}  # by the id of the record, oldest first; `KEEP` at most
-        self._retry = Retry(self.log, BackOff(first_s=0.5, jitter=self.jitter, clock=self.clock), self.clock)
+        self._retry = Retry(self.log, BackOff(first_s=0.5, clock=self.clock))
         self._paused: dict[str, float] = {}  # namespace -> until when it gets no event: a right is missing
-        self._rights = BackOff(cap_s=_RIGHT_S, jitter=self.jitter, clock=self.clock)  # of all namespaces together
+        self._rights = BackOff(cap_s=_RIGHT_S, clock=self.clock)  # of all namespaces together
         self._logged: set[str] = set()  # namespaces whose refusal is in the log; "": the missing right
 
     def load(self) -> None:
@@ -316,7 +315,7 @@ class Reports:
             self.events_sent += 1  # its answer was lost, or a daemon before this one sent it
         except ApiError as error:
             if isinstance(error, Forbidden) and error.by_authorizer:
-                self._paused[namespace] = self.clock() + self._rights.next_s(error.retry_after_s)
+                self._paused[namespace] = self.clock() + self._rights.next_s(error)
                 self._log_once(report, "", "warning", "events wait for a right", error)
                 return
             if not 400 <= error.code < 500 or error.code in _LATER:
