@@ -13,7 +13,7 @@ from tests.kube.fake_apiserver import FakeApiServer
 
 
 class Node:
-    def __init__(self, client: ApiClient, api: FakeApiServer, holds: bool = False) -> None:
+    def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
         self.clock, self.wall, self.api = WaitedClock(1000.0), WaitedClock(1_800_000_000.0), api
         self.holding: set[str] | None = None
         self.held = ""
@@ -24,7 +24,7 @@ class Node:
             lambda: self.holding,
             Log(),
             lambda name, holds, _: self.changes.append((name, holds)),
-            (lambda: self.held) if holds else None,
+            lambda: self.held,
             clock=self.clock,
             wall=self.wall,
         )
@@ -61,6 +61,7 @@ def test_the_conditions_have_types_of_their_own(node: Node) -> None:
         "outrace.io/MemoryPressure": "True",
         "outrace.io/DiskPressure": "False",
         "outrace.io/PIDPressure": "False",
+        "outrace.io/PodHeld": "False",
     }
     assert seen["outrace.io/MemoryPressure"]["reason"] == "OutraceHasInsufficientMemory"
     assert seen["outrace.io/DiskPressure"]["message"] == "outrace has no disk pressure"
@@ -105,7 +106,7 @@ def test_conditions_wait_for_a_server_that_fails(node: Node, api: FakeApiServer)
 
 
 def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    holding = Node(client, api, holds=True)
+    holding = Node(client, api)
     holding.holds()
     assert holding.seen["outrace.io/PodHeld"]["status"] == "False"
     holding.held = "shop/hog"
@@ -117,13 +118,12 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
     assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
     assert holding.changes == []  # events are on the pods
     node.holds()  # a daemon after it, in another mode
-    node.after(1.0)
     seen = node.seen["outrace.io/PodHeld"]
     assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
 
 
 def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    again = Node(client, api, holds=True)
+    again = Node(client, api)
     again.holds()
     for number in range(60):
         again.held = "shop/hog" if number % 2 else ""

@@ -88,8 +88,7 @@ class Cluster:
         clients = self._client, self._events_client
         self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
         self._tainted = taint_records(state_dir)
-        held = node.held_names if node.config.holds else None
-        more = self._condition_changed, held, node.config.taints_node, self._note_taints
+        more = self._condition_changed, node.held_names, node.config.taints_node, self._note_taints
         self._node_report = NodeReport(
             self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more
         )

@@ -13,6 +13,7 @@ import calendar
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -27,7 +28,7 @@ from monitor.side.export.log import Log
 PREFIX = "outrace.io/"
 #: How often a condition that does not change is written (the kubelet's nodeStatusReportFrequency).
 HEARTBEAT_S = 300.0
-#: Pods are held (`--mode hold`, `--hard-grace`): written in these modes, and where an earlier daemon left it True.
+#: Pods are held (`--mode hold`, `--hard-grace`).
 POD_HELD = "PodHeld"
 #: The held pods are written no more often, seconds: a pod can be held and released twice a second.
 HELD_S = 10.0
@@ -59,12 +60,14 @@ KEYS = {
 LOOK_S = 300.0
 #: Conflicts in a row before it waits: a node is written by its kubelet, some controllers and an operator.
 TRIES = 4
+#: What is written, in words of the log.
+_CONDITIONS, _TAINTS = "node conditions", "taints of the node"
 
 
 @dataclass(eq=False)
 class NodeReport:
-    """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none;
-    None where pods are never held. `write_conditions` and `write_taints` write what is due, `end` removes our taints.
+    """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none.
+    `write_conditions` and `write_taints` write what is due, `end` removes our taints.
 
     Only ``own_taints`` writes taints. ``note(keys)`` records which of ours the node has, before they are set, and none
     when they are removed; raises OSError.
@@ -76,38 +79,44 @@ class NodeReport:
     holding: Callable[[], Collection[str] | None]
     log: Log
     on_change: Callable[[str, bool, float], object] = lambda *_: None
-    held: Callable[[], str] | None = None
+    held: Callable[[], str] = lambda: ""
     own_taints: bool = False
     note: Callable[[Collection[str]], object] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
-    jitter: float = 1.0
 
     def __post_init__(self) -> None:
         self._held_text = ""
         self._held_due = 0.0
-        self._conditions = self._retry()
         self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
-        self._written: tuple[dict[str, bool], str] | None = None
-        self._heartbeat_due = 0.0
+        self._noted: set[str] | None = None  # our taints in the record; None: not known
+        self._written: dict[str, object] = {}  # what -> as the node has it; nothing while that is not known
+        self._due = {_CONDITIONS: 0.0, _TAINTS: 0.0}
+        self._retries = {what: Retry(self.log, BackOff(cap_s=60.0, clock=self.clock)) for what in self._due}
 
-        self._taints = self._retry()
-        self._noted: set[str] | None = None  # None: not known
-        self._known: set[str] | None = None  # our taints that the node has; None: not known
-        self._look_due = 0.0
-
-    def _retry(self) -> Retry:
-        return Retry(self.log, BackOff(cap_s=60.0, jitter=self.jitter, clock=self.clock), self.clock)
+    def _write_due(self, what: str, wanted: object, write: Callable[[], object], again_s: float) -> None:
+        """Write what changed, or was written ``again_s`` ago; after a failure when that is due."""
+        now, retry = self.clock(), self._retries[what]
+        if now < self._due[what] and (retry.problem or wanted == self._written.get(what)):
+            return
+        self._written.pop(what, None)  # a patch whose answer was lost may have been done
+        try:
+            write()
+        except MonitorError as error:
+            retry.failed(error, f"{what} not written; trying again", node=self.node)
+            self._due[what] = retry.due
+            return
+        self._written[what], self._due[what] = wanted, now + again_s
+        retry.works(f"{what} are written again", node=self.node)
 
     def write_conditions(self) -> None:
         holding = self.holding()
         if holding is None:
             return
-        now, state = self.clock(), {name: name in holding for name in KEYS}
-        if self.held is not None and (text := self.held()) != self._held_text and now >= self._held_due:
+        now = self.clock()
+        if (text := self.held()) != self._held_text and now >= self._held_due:
             self._held_text, self._held_due = text, now + HELD_S
-        if self.held is not None or POD_HELD in self._since:
-            state[POD_HELD] = bool(self._held_text)
+        state = {**{name: name in holding for name in KEYS}, POD_HELD: bool(self._held_text)}
         if not self._since:
             self._resume(state)
         for name, holds in state.items():
@@ -115,17 +124,10 @@ class NodeReport:
                 if name in self._since and name in KEYS:  # a pod that is held has events of its own
                     self.on_change(name, holds, self.wall())
                 self._since[name] = (holds, self.wall())
-        made = state, self._held_text
-        if now < self._heartbeat_due and (self._conditions.problem or made == self._written):
-            return
-        try:
-            self.client.patch(NODES, self.node, {"status": {"conditions": self._objects()}}, subresource="status")
-        except MonitorError as error:
-            self._conditions.failed(error, "node conditions not written; trying again", node=self.node)
-            self._heartbeat_due = self._conditions.due
-            return
-        self._written, self._heartbeat_due = made, now + HEARTBEAT_S
-        self._conditions.works("node conditions are written again", node=self.node)
+        self._write_due(_CONDITIONS, (state, self._held_text), self._patch_conditions, HEARTBEAT_S)
+
+    def _patch_conditions(self) -> None:
+        self.client.patch(NODES, self.node, {"status": {"conditions": self._objects()}}, subresource="status")
 
     def _resume(self, state: dict[str, bool]) -> None:
         """A condition that is as the earlier daemon left it keeps its lastTransitionTime."""
@@ -136,8 +138,6 @@ class NodeReport:
             return  # it begins now
         ours = {one["type"].removeprefix(PREFIX): one for one in found if str(one.get("type")).startswith(PREFIX)}
         for name, one in ours.items():
-            if name == POD_HELD and name not in state and one.get("status") == "True":
-                self._since[name] = (True, now)  # an earlier daemon held pods: the condition ends with the next turn
             if name in state and one.get("status") == str(state[name]):
                 self._since[name] = (state[name], _unix(one.get("lastTransitionTime"), now))
 
@@ -159,22 +159,11 @@ class NodeReport:
         if holding is None or not self.own_taints:
             return
         wanted = {key for condition, key in KEYS.items() if condition in holding}
-        now = self.clock()
-        if now < self._look_due and (self._taints.problem or wanted == self._known):
-            return
-        self._known = None  # a patch whose answer was lost may have been done
-        try:
-            self._write(self.client, wanted)
-        except MonitorError as error:
-            self._taints.failed(error, "taints of the node not written; trying again", node=self.node)
-            self._look_due = self._taints.due
-            return
-        self._known, self._look_due = wanted, now + LOOK_S if wanted else inf
-        self._taints.works("taints of the node are written again", node=self.node)
+        self._write_due(_TAINTS, wanted, partial(self._write, self.client, wanted), LOOK_S if wanted else inf)
 
     def end(self, client: ApiClient) -> None:
         """Remove our taints as the daemon ends; ``client`` still works then."""
-        if self._known == set():
+        if self._written.get(_TAINTS) == set():
             return
         try:
             self.remove_taints(client)
