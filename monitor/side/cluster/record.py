@@ -19,7 +19,7 @@ from monitor.documents import UnreadableError
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.durable import JsonFolder
 from monitor.kube.client import ApiClient
-from monitor.kube.retry import BackOff
+from monitor.kube.retry import BackOff, Retry
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.side.cluster.node import NodeReport, is_refused
@@ -174,17 +174,16 @@ def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread 
 
 def _remove_all(left: list[TaintRecord], records: JsonFiles[TaintRecord], log: Log) -> None:
     for record in left:
-        back_off, is_logged = BackOff(cap_s=_CAP_S), False
+        back_off = BackOff(cap_s=_CAP_S)
+        retry = Retry(log, back_off)
+        about: dict[str, Any] = {"node": record.node, "keys": record.keys, "remedy": record.by_hand}
         while True:
             try:
                 remove_left(record, records, log)
                 break
             except (MonitorError, OSError) as error:
-                is_final = is_refused(error) or isinstance(error, ConfigError)  # no credentials
-                if is_final or not is_logged:
-                    about = {"node": record.node, "keys": record.keys, "problem": str(error), "remedy": record.by_hand}
-                    log.warning(_LEFT if is_final else _TRYING, **about)
-                if is_final:
+                if is_refused(error) or isinstance(error, ConfigError):  # no credentials
+                    log.warning(_LEFT, **about, problem=str(error))
                     break
-            is_logged = True
-            time.sleep(back_off.next_s())
+                retry.failed(error, _TRYING, **about)
+            time.sleep(retry.due - back_off.clock())
