@@ -42,8 +42,7 @@ from monitor.side.node_state import NodeState, OtherEviction
 REFUSED_S = 10.0
 #: After so many answers 503, 504 or 429 in a row for one pod the next candidate is tried: a pod can have its own 504.
 ASKED_AGAIN = 3
-ACCEPTED, BUDGET, GONE, FAILED, AWAY = "accepted", "budget", "gone", "failed", "away"
-OUTCOMES = (ACCEPTED, BUDGET, GONE, FAILED, AWAY)
+ACCEPTED, BUDGET, GONE, FAILED, AWAY = OUTCOMES = ("accepted", "budget", "gone", "failed", "away")
 
 
 class Asked(NamedTuple):
@@ -53,6 +52,7 @@ class Asked(NamedTuple):
     namespace: str
     name: str
     grace_s: int
+    cgroup: Path
 
     @property
     def title(self) -> str:
@@ -73,12 +73,6 @@ _MOST = 64
 _SHOWN = 10
 #: With 0 the API server would delete the pod before its kubelet has ended it; the kubelet's own least grace is 1.
 _LEAST_GRACE_S = 1
-
-
-class _Ending(NamedTuple):
-    pod: Asked
-    cgroup: Path | None
-    since: float  # as all times here, by the clock
 
 
 class ApiEvictions:
@@ -104,7 +98,7 @@ class ApiEvictions:
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
-        self._ending: _Ending | None = None
+        self._ending: tuple[Asked, float] | None = None  # a pod, and since when, by the clock as all times here
         #: uid, or "NAMESPACE/" for want of a right -> until when it is not requested again, the outcome
         self._refused: dict[str, tuple[float, str]] = {}
         self._lock = threading.Lock()
@@ -122,7 +116,7 @@ class ApiEvictions:
 
     def turn(self) -> float | None:
         """Do what is due; seconds until the next is, None while there is nothing."""
-        if self._ending is not None and not self._has_ended(self._ending):
+        if self._ending is not None and not self._has_ended(*self._ending):
             return LOOK_S
         now = self._clock()
         if now < self._retry.due:
@@ -131,19 +125,14 @@ class ApiEvictions:
         with self._lock:
             waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
         for subject, (decision, since) in waiting:
-            if not self._holds(decision, now - since) or self._ask_first(decision, since):
-                self._drop(subject, decision)
-            else:
+            if self._holds(decision, now - since) and not self._ask_first(decision, since):
                 return max(0.0, self._retry.due - self._clock())
+            with self._lock:
+                if subject in self._waiting and self._waiting[subject][0] is decision:  # and no newer one
+                    del self._waiting[subject]
             if self._ending is not None:
                 return LOOK_S
         return 0.0 if self._waiting else None
-
-    def _drop(self, subject: str, decision: Decision) -> None:
-        """Drop this decision, unless a newer one has replaced it."""
-        with self._lock:
-            if subject in self._waiting and self._waiting[subject][0] is decision:
-                del self._waiting[subject]
 
     def _holds(self, decision: Decision, age_s: float) -> bool:
         """Whether a decision that had to wait still holds."""
@@ -171,7 +160,7 @@ class ApiEvictions:
                 self._accepted(decision, pod, rank)
                 return True
             self._refused[pod.uid] = self._clock() + REFUSED_S, outcome
-            if outcome == GONE and not self._has_processes(pod):
+            if outcome == GONE and not _has_processes(pod):  # one that was deleted by force may run on
                 return True  # its memory is freed: the next decision counts it
             kept += [pod] if outcome != GONE else []
         self._log_kept(decision, kept, None)
@@ -242,14 +231,6 @@ class ApiEvictions:
         """Of the last request; without one the authorizer refused another pod of the namespace."""
         return self._refused.get(pod.uid, (0.0, FAILED))[1]
 
-    def _has_processes(self, pod: Asked) -> bool:
-        """For a pod that the API server does not have: a pod deleted by force may run on and keep its memory."""
-        found = self._node.pods.get(pod.uid)
-        try:
-            return found is not None and found.cgroup is not None and not cgroup_procs.empty(found.cgroup)
-        except OSError:
-            return True
-
     def _candidates(self, decision: Decision) -> list[Asked]:
         """The pod that was decided on, then the others of the order; a pod over a limit of its own is alone."""
         uids = [decision.pod]
@@ -258,10 +239,10 @@ class ApiEvictions:
         elif decision.signal is not None:
             uids += self._disks.orders.get(decision.signal, ())
         pods = self._node.pods
-        found = (pods[uid].pod for uid in dict.fromkeys(uids) if uid in pods)
+        found = [(pods[uid].pod, pods[uid].cgroup) for uid in dict.fromkeys(uids) if uid in pods]
         return [
-            Asked(pod.uid, pod.namespace, pod.name, self._grace_s(decision, pod.grace_period_s))
-            for pod in found
+            Asked(pod.uid, pod.namespace, pod.name, self._grace_s(decision, pod.grace_period_s), cgroup)
+            for pod, cgroup in found
             if not is_critical(pod)
         ]
 
@@ -280,8 +261,7 @@ class ApiEvictions:
         self._log.warning(
             "evicted by the API server", pod=pod.title, uid=pod.uid, grace_s=pod.grace_s, seconds=round(took_s, 4)
         )
-        found = self._node.pods.get(pod.uid)
-        self._ending = _Ending(pod, found.cgroup if found is not None else None, self._clock())
+        self._ending = pod, self._clock()
         made: dict[str, Any] = {"pod": pod.uid, "name": pod.title, "rank": rank, "given_s": pod.grace_s}
         if pod.uid != decision.pod:
             # Its figures are those of the order, not of the pod that was decided on.
@@ -289,14 +269,9 @@ class ApiEvictions:
             made |= {"working_set": row.usage or 0, "request": row.request, "containers": {}} if row else {}
         self._report(decision._replace(observed=False, signalled_ns=now_ns, **made))
 
-    def _has_ended(self, ending: _Ending) -> bool:
+    def _has_ended(self, pod: Asked, since: float) -> bool:
         """Whether the next pod need not wait for this one."""
-        pod = ending.pod
-        waited_s = self._clock() - ending.since
-        try:
-            ended = ending.cgroup is None or cgroup_procs.empty(ending.cgroup)
-        except OSError:
-            ended = False
+        waited_s, ended = self._clock() - since, not _has_processes(pod)
         if not ended and waited_s < pod.grace_s + TIMEOUT_S:
             return False
         self._ending = None
@@ -307,4 +282,11 @@ class ApiEvictions:
             self._report(Gone(time.monotonic_ns(), pod.uid, pod.title, None))
         else:
             self._log.warning("an evicted pod does not end: going on without it", pod=pod.title, uid=pod.uid)
+        return True
+
+
+def _has_processes(pod: Asked) -> bool:
+    try:
+        return not cgroup_procs.empty(pod.cgroup)
+    except OSError:
         return True
