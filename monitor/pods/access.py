@@ -149,9 +149,9 @@ class Access:
         server, stop = self.server(kind, argument), threading.Event()
         if kind == APISERVER:
             client, selector = ApiClient(server, stop), f"spec.nodeName={self.node}"
-            return ApiServerFeed(client, selector, f"pods of {self.node} at {server.server}", cache, stop, ends=ends)
+            return ApiServerFeed(client, selector, f"pods of {self.node} at {server.server}", cache, stop, ends)
         where = f"pods of the kubelet at {server.server}"
-        return KubeletFeed(KubeletClient(server, stop), where, cache, stop, ends=ends)
+        return KubeletFeed(KubeletClient(server, stop), where, cache, stop, ends)
 
 
 # ---- ``--pods auto``

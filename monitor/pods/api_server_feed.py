@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from contextlib import closing
 
 from monitor.errors import MonitorError
 from monitor.kube.client import PODS, SILENCE_S, WATCH_S, ApiClient
@@ -21,7 +22,7 @@ class ApiServerFeed(PodFeed):
     """A change is here some milliseconds after the API server has it. Whatever a server says is tried again.
 
     The first list takes what the API server has in its cache (resourceVersion "0"), a later one nothing older than what
-    was seen already. A watch has a timeout from ``watch_s`` to twice as long by chance, as in client-go: the watches of
+    was seen already. A watch has a timeout from `WATCH_S` to twice as long by chance, as in client-go: the watches of
     5,000 nodes would stay in step for ever after the API server was restarted.
     """
 
@@ -32,40 +33,34 @@ class ApiServerFeed(PodFeed):
         where: str,
         cache: PodCache | None = None,
         stop: threading.Event | None = None,
-        back_off: BackOff | None = None,
-        watch_s: float = WATCH_S,
-        silence_s: float = SILENCE_S,
         ends: Ends | None = None,
     ) -> None:
-        super().__init__(where, cache, stop, ends=ends)
+        super().__init__(where, cache, stop, ends)
         self._client = client
         self._field_selector = field_selector
-        self._back_off = back_off or BackOff()
-        self._watch_s = watch_s
-        self._silence_s = silence_s
+        self._back_off = BackOff()
+        self._silence_s = SILENCE_S
         self._version = ""  # of the last event or list; "" until the first list
         self._any_version = False  # a list of that version or newer cannot be had: take what there is
         self._watchable = False
 
     def _run(self) -> None:
         threading.Thread(target=self._store, name="pod cache", daemon=True).start()
-        while not self.stop.is_set():
-            try:
-                if self._watchable:
-                    self._watch()
-                else:
-                    self._list()
-            except Cancelled:
-                return
-            except MonitorError as error:
-                self._failed(error)
+        with closing(self._client):
+            while not self.stop.is_set():
+                try:
+                    if self._watchable:
+                        self._watch()
+                    else:
+                        self._list()
+                except Cancelled:
+                    return
+                except MonitorError as error:
+                    self._failed(error)
 
     def _store(self) -> None:
         while not self.stop.wait(1.0):
             self.store()
-
-    def _disconnect(self) -> None:
-        self._client.close()
 
     def _list(self) -> None:
         version = "" if self._any_version else self._version or "0"
@@ -81,7 +76,7 @@ class ApiServerFeed(PodFeed):
             PODS,
             self._version,
             field_selector=self._field_selector,
-            watch_s=self._watch_s * (1 + random.random()),
+            watch_s=WATCH_S * (1 + random.random()),
             silence_s=self._silence_s,
         ) as events:
             self.answered()

@@ -15,6 +15,8 @@ from monitor.pods.spec_source import SpecSource
 
 #: A cgroup whose pod is not listed for so long is reported; the kubelet makes it up to a second before.
 UNLISTED_S = 10.0
+#: A container has ended. A kubelet writes an eviction 0.1 s later; incidents wait 2 s.
+ENDED_S = 2.0
 #: After a scan so many times what it took is waited, `_REST_S` at most: where 5 pods a second come and go, each with
 #: ten changes, every change would be a scan of all pods.
 _REST, _REST_S = 3, 0.6
@@ -73,7 +75,7 @@ class ClusterSource(SpecSource):
         scan.problems.extend(self.feed.problems())
         self._match(scan)
         if any(self._has_ended(uid, scan) for uid in self._known):
-            self.feed.follow()
+            self.feed.soon(ENDED_S)
         above = search_dirs(self.node) if self._kubepods is None else class_dirs(self._kubepods)
         scan.watch.update(dict.fromkeys(above, CHILDREN))
         self._find_unlisted(scan)

@@ -12,6 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -113,13 +114,12 @@ class PodFeed(ABC):
         where: str,
         cache: PodCache | None = None,
         stop: threading.Event | None = None,
-        clock: Callable[[], float] = time.monotonic,
         ends: Ends | None = None,
     ) -> None:
         self.where = where
         self.stop = stop or threading.Event()
         self._cache = cache
-        self._clock = clock
+        self._clock: Callable[[], float] = time.monotonic
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._pods: dict[str, Known] = {}
@@ -170,11 +170,8 @@ class PodFeed(ABC):
                 os.close(self._event)
             self._event = -1
 
-    def follow(self) -> None:  # noqa: B027 - what is watched comes by itself
-        """Containers have ended: their pods' status changes in a moment."""
-
-    def soon(self) -> None:  # noqa: B027 - what is watched comes by itself
-        """The source of pods has found a cgroup whose pod is not known here yet."""
+    def soon(self, for_s: float = 0.0) -> None:  # noqa: B027 - what is watched comes by itself
+        """There is something that is not known here yet, as a pod with a cgroup, and will be within ``for_s``."""
 
     def manifests(self, present: Collection[str] = ()) -> list[Manifest]:
         """Every pod, those deleted a moment ago too, and those of ``present`` (uids with a cgroup). Raises a bug of the
@@ -271,11 +268,6 @@ class PodFeed(ABC):
                 self._bug = error
                 self._changed()
             self._tried.set()
-        finally:
-            self._disconnect()
-
-    def _disconnect(self) -> None:  # noqa: B027 - connections, if there are any
-        """Close what the thread had open."""
 
     @abstractmethod
     def _run(self) -> None:
@@ -288,8 +280,6 @@ class PodFeed(ABC):
 POLL_S = 10.0
 #: ... and where a cgroup has no known pod: at most so often, and after `_REST` times what an answer (3 MB) took.
 SOON_S = 0.25
-#: A container has ended: so long, `SOON_S` apart. A kubelet writes an eviction 0.1 s later; incidents wait 2 s.
-ENDED_S = 2.0
 _REST = 10
 #: ... and while the containers of a pod are not all known: their ids come with its status.
 STARTING_S = 1.0
@@ -306,21 +296,17 @@ class KubeletFeed(PodFeed):
         where: str,
         cache: PodCache | None = None,
         stop: threading.Event | None = None,
-        back_off: BackOff | None = None,
         ends: Ends | None = None,
     ) -> None:
-        super().__init__(where, cache, stop, ends=ends)
+        super().__init__(where, cache, stop, ends)
         self._client = client
-        self._back_off = back_off or BackOff(cap_s=POLL_S)  # it is on this node, for few clients
+        self._back_off = BackOff(cap_s=POLL_S)  # it is on this node, for few clients
         self._soon = threading.Event()
         self._starting: dict[str, float] = {}  # uid -> since when not all of its containers are known
         self._followed_until = 0.0
 
-    def follow(self) -> None:
-        self._followed_until = self._clock() + ENDED_S
-        self._soon.set()
-
-    def soon(self) -> None:
+    def soon(self, for_s: float = 0.0) -> None:
+        self._followed_until = max(self._followed_until, self._clock() + for_s)
         self._soon.set()
 
     def close(self) -> None:
@@ -328,31 +314,27 @@ class KubeletFeed(PodFeed):
         self._soon.set()
 
     def _run(self) -> None:
-        back_off = self._back_off
-        while not self.stop.is_set():
-            began = self._clock()
-            failed = False
-            try:
-                found = self._client.pods(lambda obj: known(self.where, obj))
+        with closing(self._client):
+            while not self.stop.is_set():
+                began = self._clock()
+                try:
+                    found = self._client.pods(lambda obj: known(self.where, obj))
+                except Cancelled:
+                    return
+                except MonitorError as error:
+                    self.fail(error)
+                    self.store()
+                    self.stop.wait(self._back_off.next_s(error))
+                    continue
                 self.replace_all({one.uid: one for one in found})
-                back_off.reset()
+                self._back_off.reset()
                 pause_s = self._pause_s(found)
-            except Cancelled:
-                return
-            except MonitorError as error:
-                self.fail(error)
-                failed = True
-                pause_s = back_off.next_s(error)
-            rest_s = min(_REST * (self._clock() - began), POLL_S)
-            self.store()
-            if self.stop.wait(pause_s if failed else max(SOON_S, rest_s)):
-                return
-            if not failed:
+                rest_s = min(_REST * (self._clock() - began), POLL_S)
+                self.store()
+                if self.stop.wait(max(SOON_S, rest_s)):
+                    return
                 self._soon.wait(max(0.0, pause_s - rest_s))
                 self._soon.clear()
-
-    def _disconnect(self) -> None:
-        self._client.close()
 
     def _pause_s(self, found: Sequence[Known]) -> float:
         """Until the next poll where `soon` is not called: sooner while a pod starts or ends and its status changes."""

@@ -28,7 +28,8 @@ class Running(ApiServerFeed):
 
     def __init__(self, client: ApiClient, selector: str, stop: threading.Event, silence_s: float = 20.0) -> None:
         self.pauses = Pauses()
-        super().__init__(client, selector, "test", None, stop, self.pauses, watch_s=20.0, silence_s=silence_s)
+        super().__init__(client, selector, "test", None, stop)
+        self._back_off, self._silence_s = self.pauses, silence_s
         self.changes: list[str] = []
         self.errors: list[MonitorError] = []
         self.now: dict[str, str] = {}

@@ -86,16 +86,16 @@ class Cluster:
     def watched(self, cache: bool = False) -> ApiServerFeed:
         stop = threading.Event()
         client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), stop, timeout_s=60.0)
-        pause = BackOff(first_s=0.02, cap_s=0.1)
-        about = f"spec.nodeName={NODE}", "the API server", self.cache(cache), stop, pause
-        feed = ApiServerFeed(client, *about, watch_s=20.0, silence_s=20.0)
+        feed = ApiServerFeed(client, f"spec.nodeName={NODE}", "the API server", self.cache(cache), stop)
+        feed._back_off = BackOff(first_s=0.02, cap_s=0.1)
         self._opened.append(feed)
         return feed
 
     def polled(self, cache: bool = False) -> KubeletFeed:
         stop = threading.Event()
         client = KubeletClient(ClusterConfig(parse_server(self.kubelet.url, "test")), stop)
-        feed = KubeletFeed(client, "the kubelet", self.cache(cache), stop, BackOff(first_s=0.02, cap_s=0.1))
+        feed = KubeletFeed(client, "the kubelet", self.cache(cache), stop)
+        feed._back_off = BackOff(first_s=0.02, cap_s=0.1)
         self._opened.append(feed)
         return feed
 

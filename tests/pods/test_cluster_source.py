@@ -284,8 +284,8 @@ def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
 
 def test_the_kubelet_is_asked_as_soon_as_a_container_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """It writes a moment later that it evicted the pod: an incident does not wait until it would be asked next."""
-    for name in ("POLL_S", "ENDED_S"):
-        monkeypatch.setattr(feeds, name, 600.0)
+    monkeypatch.setattr(feeds, "POLL_S", 600.0)
+    monkeypatch.setattr("monitor.pods.cluster_source.ENDED_S", 600.0)
     pod = a_pod("a")
     cluster.create(pod)
     source = cluster.source(cluster.polled())

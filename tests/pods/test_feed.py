@@ -26,8 +26,9 @@ class PushedFeed(PodFeed):
 
     made: ClassVar[list[PodFeed]] = []
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, *arguments: Any, clock: WaitedClock | None = None) -> None:
+        super().__init__(*arguments)
+        self._clock = clock or self._clock
         self.made.append(self)
 
     def _run(self) -> None:
@@ -314,5 +315,4 @@ def test_a_kubelet_that_answers_slowly_is_still_asked_every_ten_seconds(
     monkeypatch.setattr(feed, "_clock", iter(float(at) for at in range(0, 1000, 2)).__next__)
     monkeypatch.setattr(feed.stop, "wait", wait)
     feed._run()
-    feed._disconnect()
     assert pauses == [feeds.POLL_S]
