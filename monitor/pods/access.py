@@ -21,8 +21,7 @@ from monitor.kube.decode import Object
 from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.owner import alone
-from monitor.pods.api_server_feed import ApiServerFeed
-from monitor.pods.feed import KubeletFeed, PodCache, PodFeed
+from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodCache, PodFeed
 from monitor.pods.installations import NodeKubelet, find_kubelet
 from monitor.pods.model import Ends
 from monitor.pods.spec import APISERVER, KUBELET, MANIFEST_DIR, Choice, without_cluster

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from monitor.errors import MonitorError
 from monitor.kube.client import ApiClient
 from monitor.kube.retry import BackOff
-from monitor.pods.api_server_feed import ApiServerFeed
-from monitor.pods.feed import Known
+from monitor.pods.feed import ApiServerFeed, Known
 from tests.waiting import until
 
 

@@ -12,7 +12,7 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kube import errors, transport
 from monitor.kube.client import ApiClient
-from monitor.pods.api_server_feed import ApiServerFeed
+from monitor.pods.feed import ApiServerFeed
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
 from tests.kube.fake_http import status_object

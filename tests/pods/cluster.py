@@ -15,9 +15,8 @@ from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, parse_server
 from monitor.kube.kubelet import KubeletClient
 from monitor.kube.retry import BackOff
-from monitor.pods.api_server_feed import ApiServerFeed
 from monitor.pods.cluster_source import ClusterSource
-from monitor.pods.feed import KubeletFeed, PodCache, PodFeed
+from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodCache, PodFeed
 from monitor.pods.model import Change, Within
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
