@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import queue
 import socket
 import ssl
 import threading
@@ -130,15 +131,9 @@ def connect(host: str, port: int, patience: Patience, timeout_s: float) -> Plain
 
     def run() -> None:
         try:
-            sock = socket.create_connection((host, port), timeout_s)
+            made.set_result(socket.create_connection((host, port), timeout_s))
         except (OSError, UnicodeError) as error:  # UnicodeError: IDNA
-            if made.set_running_or_notify_cancel():
-                made.set_exception(error)
-            return
-        if made.set_running_or_notify_cancel():
-            made.set_result(sock)
-        else:
-            sock.close()
+            made.set_exception(error)
 
     try:
         threading.Thread(target=run, name=f"connect {host}", daemon=True).start()
@@ -149,13 +144,17 @@ def connect(host: str, port: int, patience: Patience, timeout_s: float) -> Plain
             if wait([made], left_s).done:
                 break
     except (Cancelled, TimedOut):
-        if not made.cancel():
-            made.result().close()
+        made.add_done_callback(_close)
         raise
     sock = Plain(fileno=made.result().detach())
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.patience = patience
     return sock
+
+
+def _close(late: Future[socket.socket]) -> None:
+    if late.exception() is None:
+        late.result().close()
 
 
 def shake_hands(sock: Plain, context: ssl.SSLContext, server_name: str) -> Tls:
@@ -238,8 +237,7 @@ class Transport:
         self.stop = stop or threading.Event()
         self.address = str(config.server)
         self._timeout_s, self._connect_s = timeout_s, connect_s
-        self._lock = threading.Lock()
-        self._idle: list[Connection] = []
+        self._idle: queue.LifoQueue[Connection] = queue.LifoQueue(_KEPT)
         self._context: tuple[Stamps, ssl.SSLContext] | None = None
 
     @contextlib.contextmanager
@@ -288,10 +286,13 @@ class Transport:
 
     def close(self) -> None:
         """Close the idle connections."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for one in idle:
+        while (one := self._taken()) is not None:
             one.close()
+
+    def _taken(self) -> Connection | None:
+        with contextlib.suppress(queue.Empty):
+            return self._idle.get_nowait()
+        return None
 
     def _send(
         self,
@@ -330,20 +331,17 @@ class Transport:
     def _take(self, patience: Patience) -> Connection:
         """A connection that is idle and good, or a new one, as after the rotation of a file."""
         stamps = self.config.tls.stamps()
-        while True:
-            with self._lock:
-                made = self._idle.pop() if self._idle else None
-            if made is None:
-                return self._open(stamps, patience.within(self._connect_s))
+        while (made := self._taken()) is not None:
             if made.stamps == stamps and not made.waiting.stale():
                 return made
             made.close()
+        return self._open(stamps, patience.within(self._connect_s))
 
     def _keep(self, made: Connection, complete: bool) -> None:
-        with self._lock:
-            # A connection that is to be closed has no socket any more.
-            if complete and made.sock is not None and len(self._idle) < _KEPT and not self.stop.is_set():
-                self._idle.append(made)
+        # A connection that is to be closed has no socket any more.
+        if complete and made.sock is not None and not self.stop.is_set():
+            with contextlib.suppress(queue.Full):
+                self._idle.put_nowait(made)
                 return
         made.close()
 
@@ -366,10 +364,10 @@ class Transport:
 
     def _context_for(self, stamps: Stamps) -> ssl.SSLContext:
         """Made anew when a file was rotated: it takes 1 ms, and 20 with the system's CAs."""
-        with self._lock:
-            if self._context is None or self._context[0] != stamps:
-                self._context = (stamps, self.config.tls.context())
-            return self._context[1]
+        made = self._context
+        if made is None or made[0] != stamps:
+            made = self._context = (stamps, self.config.tls.context())
+        return made[1]
 
 
 def refusal(answer: Answer, what: str, rule: str) -> ApiError:

@@ -75,7 +75,7 @@ def test_no_more_than_two_connections_are_kept(api: FakeApiServer, client: ApiCl
     for _ in range(4):
         get(client)
     assert api.connections == 5
-    assert len(client._idle) == 2
+    assert client._idle.qsize() == 2
 
 
 @pytest.mark.parametrize("ask", [get, create])
@@ -84,7 +84,7 @@ def test_a_connection_that_the_server_closed_is_opened_anew(
 ) -> None:
     get(client)
     api.drop_connections()
-    until(lambda: all(one.waiting.stale() for one in client._idle), "the end of the connection")
+    until(lambda: all(one.waiting.stale() for one in client._idle.queue), "the end of the connection")
     ask(client)
     assert api.connections == 2
     assert len(api.asked) == 2
@@ -109,7 +109,7 @@ def test_one_that_breaks_under_a_request_is_tried_once_more(api: FakeApiServer, 
 def test_connection_refused_for_a_while(api: FakeApiServer, client: ApiClient) -> None:
     get(client)
     api.refuse()
-    until(lambda: all(one.waiting.stale() for one in client._idle), "the end of the connection")
+    until(lambda: all(one.waiting.stale() for one in client._idle.queue), "the end of the connection")
     for _ in range(2):
         with pytest.raises(errors.TransportError, match=r"^https://127\.0\.0\.1:\d+: Connection refused$"):
             create(client)
