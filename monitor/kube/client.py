@@ -107,11 +107,10 @@ class ApiClient(Transport):
         query |= {"resourceVersion": resource_version, "limit": 0 if resource_version == "0" else page_size}
         items: list[T] = []
         while True:
-            decoder = ItemDecoder(what)
             try:
                 with self.ask("GET", resource.path(namespace, **query), what, rule, timeout_s) as answer:
-                    found = map(decode, decoder.items(answer.chunks()))
-                    items += [one for one in found if one is not None]
+                    decoder = ItemDecoder(answer.chunks(), what)
+                    items += [one for one in map(decode, decoder.items()) if one is not None]
             except ResourceExpired:
                 if not query.get("continue"):
                     raise

@@ -39,19 +39,16 @@ def parse_object(data: bytes | bytearray | str, what: str) -> Object:
 class ItemDecoder:
     """The objects in the array "items" of one JSON object; then `envelope` is the rest of it, that array empty."""
 
-    def __init__(self, what: str, max_object: int = MAX_OBJECT, max_bytes: int = MAX_LIST) -> None:
+    def __init__(self, chunks: Iterator[bytes], what: str) -> None:
         self.envelope: Object = {}
+        self._chunks = chunks
         self._what = what
-        self._max_object = max_object
-        self._max_bytes = max_bytes
-        self._chunks: Iterator[bytes] = iter(())
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text, self._at = "", 0  # what has come in and is not decoded yet: from here on
         self._total = 0  # bytes
 
-    def items(self, chunks: Iterable[bytes]) -> Iterator[Object]:
+    def items(self) -> Iterator[Object]:
         """Each item when it is complete. Raises InvalidResponse, ResponseTooLarge."""
-        self._chunks = iter(chunks)
         self._take("{")
         while self._mark() != "}":
             key = str(self._value())
@@ -104,16 +101,16 @@ class ItemDecoder:
     def _read(self) -> None:
         """Get more text: as much again as there is, because a value that was cut off is decoded again."""
         parts, had, got = [self._text[self._at :]], len(self._text) - self._at, 0
-        if had > self._max_object:
-            raise ResponseTooLarge(f"{self._what}: an object of more than {self._max_object >> 10} KiB")
-        while got <= had and had + got <= self._max_object:
+        if had > MAX_OBJECT:
+            raise ResponseTooLarge(f"{self._what}: an object of more than {MAX_OBJECT >> 10} KiB")
+        while got <= had and had + got <= MAX_OBJECT:
             if (chunk := next(self._chunks, None)) is None:
                 if got:
                     break
                 raise InvalidResponse(f"{self._what}: not JSON, or cut off: {self._total} bytes")
             self._total += len(chunk)
-            if self._total > self._max_bytes:
-                raise ResponseTooLarge(f"{self._what}: a list of more than {self._max_bytes >> 20} MiB")
+            if self._total > MAX_LIST:
+                raise ResponseTooLarge(f"{self._what}: a list of more than {MAX_LIST >> 20} MiB")
             parts.append(self._decoder.decode(chunk))
             got += len(parts[-1])
         self._text, self._at = "".join(parts), 0
@@ -133,9 +130,9 @@ class WatchEvent:
     resource_version: str
 
 
-def events(chunks: Iterable[bytes], what: str, max_object: int = MAX_OBJECT) -> Iterator[WatchEvent]:
+def events(chunks: Iterable[bytes], what: str) -> Iterator[WatchEvent]:
     """Raises the ApiError of an ERROR event, InvalidResponse, ResponseTooLarge."""
-    for line in _lines(chunks, what, max_object):
+    for line in _lines(chunks, what):
         made = parse_object(line, what)
         kind, found = made.get("type"), made.get("object")
         if kind == ERROR:
@@ -149,7 +146,7 @@ def events(chunks: Iterable[bytes], what: str, max_object: int = MAX_OBJECT) -> 
         yield WatchEvent(kind, found, version)
 
 
-def _lines(chunks: Iterable[bytes], what: str, max_object: int) -> Iterator[bytearray]:
+def _lines(chunks: Iterable[bytes], what: str) -> Iterator[bytearray]:
     """What ends with a newline. An event that is cut off at the end is sent again after its predecessor's version."""
     buffer, searched = bytearray(), 0
     for chunk in chunks:
@@ -160,5 +157,5 @@ def _lines(chunks: Iterable[bytes], what: str, max_object: int) -> Iterator[byte
             del buffer[: end + 1]
             searched = 0
         searched = len(buffer)
-        if searched > max_object:
-            raise ResponseTooLarge(f"{what}: an event of more than {max_object >> 10} KiB")
+        if searched > MAX_OBJECT:
+            raise ResponseTooLarge(f"{what}: an event of more than {MAX_OBJECT >> 10} KiB")

@@ -89,9 +89,9 @@ class KubeletClient(Transport):
     def pods(self, decode: Callable[[Object], T | None]) -> tuple[T, ...]:
         """The node's pods as the kubelet knows them, static ones too; what ``decode`` makes of each, without None."""
         what = "get the kubelet's /pods"
-        decoder = ItemDecoder(what)
         with self.ask("GET", "/pods", what, _rule("pods")) as answer:
-            found = tuple(one for one in map(decode, decoder.items(answer.chunks())) if one is not None)
+            decoder = ItemDecoder(answer.chunks(), what)
+            found = tuple(one for one in map(decode, decoder.items()) if one is not None)
         if "items" not in decoder.envelope:
             raise KubeError(f"{what}: the answer has no items")
         return found

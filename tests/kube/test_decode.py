@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.kube import decode
 from monitor.kube.decode import ItemDecoder, events
 from monitor.kube.errors import InvalidResponse, KubeError, ResponseTooLarge
 
@@ -25,9 +26,9 @@ def pieces(data: bytes, size: int) -> Iterator[bytes]:
     return (data[at : at + size] for at in range(0, len(data), size))
 
 
-def decoded(data: bytes, size: int = 1 << 16, **options: Any) -> tuple[list[Any], dict[str, Any]]:
-    decoder = ItemDecoder("list pods", **options)
-    found = list(decoder.items(pieces(data, size)))
+def decoded(data: bytes, size: int = 1 << 16) -> tuple[list[Any], dict[str, Any]]:
+    decoder = ItemDecoder(pieces(data, size), "list pods")
+    found = list(decoder.items())
     return found, decoder.envelope
 
 
@@ -81,15 +82,17 @@ def test_no_items_is_not_the_same_as_null() -> None:
     )
 
 
-def test_budgets_are_kept() -> None:
-    with pytest.raises(ResponseTooLarge, match="an object of more than 1 KiB"):
-        decoded(b'{"metadata": "' + b"x" * 2000, 100, max_object=1024)
-    with pytest.raises(ResponseTooLarge, match="an object of more than 1 KiB"):
-        decoded(b'{"items": [{"a": "' + b"x" * 2000, 100, max_object=1024)
+def test_budgets_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_LIST", 1 << 20)
     with pytest.raises(ResponseTooLarge, match="a list of more than 1 MiB"):
-        decoded(b'{"items": [' + b"{}," * (1 << 20), max_bytes=1 << 20)
+        decoded(b'{"items": [' + b"{}," * (1 << 20))
+    monkeypatch.setattr(decode, "MAX_OBJECT", 1024)
+    with pytest.raises(ResponseTooLarge, match="an object of more than 1 KiB"):
+        decoded(b'{"metadata": "' + b"x" * 2000, 100)
+    with pytest.raises(ResponseTooLarge, match="an object of more than 1 KiB"):
+        decoded(b'{"items": [{"a": "' + b"x" * 2000, 100)
     with pytest.raises(ResponseTooLarge, match="an event of more than 1 KiB"):
-        list(events(pieces(b"x" * 2000, 100), "watch pods", max_object=1024))
+        list(events(pieces(b"x" * 2000, 100), "watch pods"))
 
 
 def test_a_pod_of_what_etcd_takes_is_read_whole() -> None:
@@ -105,7 +108,7 @@ def test_a_list_needs_the_memory_of_one_item_at_most() -> None:
     item = json.dumps({"metadata": {"labels": {f"key-{i}": "v" * 50 for i in range(100)}}}).encode()
     data = b'{"items": [' + b",".join([item] * 300) + b"]}"
     tracemalloc.start()
-    items = sum(1 for _ in ItemDecoder("list pods").items(pieces(data, 1 << 14)))
+    items = sum(1 for _ in ItemDecoder(pieces(data, 1 << 14), "list pods").items())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert items == 300
