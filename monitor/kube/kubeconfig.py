@@ -29,13 +29,14 @@ from monitor.kube.cluster import (
     SERVICE_ACCOUNT,
     ClusterConfig,
     Credentials,
+    Pem,
+    TlsSettings,
     check_token,
     fixed,
     in_cluster,
     parse_server,
     token_file,
 )
-from monitor.kube.tls import Pem, TlsSettings
 from monitor.owner import ChangeableError, alone, program, search_path
 
 #: A plugin may ask an identity provider over the network.

@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from monitor.errors import ConfigError
-from monitor.kube.cluster import ClusterConfig, Credentials, fixed, parse_server
+from monitor.kube.cluster import ClusterConfig, Credentials, Pem, TlsSettings, fixed, parse_server
 from monitor.kube.decode import ItemDecoder, Object, parse_object
 from monitor.kube.errors import KubeError
 from monitor.kube.peer import Peer
-from monitor.kube.tls import Pem, TlsSettings
 from monitor.kube.transport import Transport
 
 T = TypeVar("T")

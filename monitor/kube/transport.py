@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from monitor import __version__
 from monitor.documents import one_line
-from monitor.kube.cluster import ClusterConfig
+from monitor.kube.cluster import ClusterConfig, Stamps
 from monitor.kube.errors import (
     ApiError,
     Cancelled,
@@ -32,7 +32,6 @@ from monitor.kube.errors import (
     api_error,
 )
 from monitor.kube.peer import check_peer
-from monitor.kube.tls import Stamps
 
 _T = TypeVar("_T")
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from monitor.kube.client import ApiClient
-from monitor.kube.cluster import ClusterConfig, fixed, parse_server
-from monitor.kube.tls import Pem, TlsSettings
+from monitor.kube.cluster import ClusterConfig, Pem, TlsSettings, fixed, parse_server
 from monitor.side.worker import Worker
 from tests.daemon import config_files
 from tests.kube.fake_apiserver import FakeApiServer

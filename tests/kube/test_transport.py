@@ -15,8 +15,7 @@ import pytest
 from monitor.errors import ConfigError
 from monitor.kube import errors, transport
 from monitor.kube.client import PODS, ApiClient
-from monitor.kube.cluster import ClusterConfig, Server, fixed, in_cluster, parse_server, token_file
-from monitor.kube.tls import Pem, TlsSettings
+from monitor.kube.cluster import ClusterConfig, Pem, Server, TlsSettings, fixed, in_cluster, parse_server, token_file
 from monitor.kube.transport import Patience, Plain, shake_hands
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
