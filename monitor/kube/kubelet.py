@@ -67,17 +67,13 @@ def kubelet_config(
 def _tls(trust: KubeletTrust, where: str) -> TlsSettings:
     if trust.ca is not None:
         tls = TlsSettings(ca=Pem(f"{where}: CA", trust.ca), server_name=trust.node_name)
-    else:
-        found = [
-            *trust.certificates,
-            *(path for path in (trust.pki / name for name in SERVING) if os.path.exists(path)),
-        ]
-        if not found:
-            raise ConfigError(
-                f"{where}: no certificate of a kubelet in {trust.pki}: there is no {' and no '.join(SERVING)}",
-                "mount that directory, or give the CA that signed the kubelet's certificate",
-            )
+    elif found := (*trust.certificates, *filter(os.path.exists, (trust.pki / name for name in SERVING))):
         tls = TlsSettings(pinned=tuple(Pem(f"{where}: certificate", path) for path in found))
+    else:
+        raise ConfigError(
+            f"{where}: no certificate of a kubelet in {trust.pki}: there is no {' and no '.join(SERVING)}",
+            "mount that directory, or give the CA that signed the kubelet's certificate",
+        )
     tls.context()
     return tls
 

@@ -137,11 +137,6 @@ class Access:
             argument, None if argument.startswith("http://") else self.api_server()[0].credentials
         )
 
-    def check(self, kind: str, argument: str) -> None:
-        """Raises ConfigError where the feed could not be made."""
-        self.server(kind, argument)
-        self.node  # noqa: B018 - raises
-
     def feed(self, kind: str, argument: str, state_dir: Path | None, ends: Ends | None = None) -> PodFeed:
         """The feed of ``--pods kubelet[:URL]`` or ``apiserver``. ConfigError."""
         cache = PodCache(state_dir, self.node) if state_dir is not None else None
@@ -169,11 +164,10 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
         try:
             with closing(client):
                 ask()
-        except (Forbidden, Unauthorized) as error:
-            tried.append(f"{name}: {error}")
         except MonitorError as error:
             tried.append(f"{name}: {error}")
-            waiting = waiting or spec
+            if not isinstance(error, Forbidden | Unauthorized):
+                waiting = waiting or spec
         else:
             here = f" ({access.kubelet})" if access.kubelet.is_there else ""
             return Choice(spec, f"{name} answers{here}", tuple(tried), access.kubelet.is_there)

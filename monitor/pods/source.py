@@ -38,7 +38,7 @@ def settle(config: Any) -> tuple[Choice, Access | None]:
     if kind == AUTO:
         choice = choose(access)
         return choice, access if check_spec(choice.spec)[0] in CLUSTER else None
-    access.check(kind, argument)
+    access.server(kind, argument), access.node  # noqa: B018 - raise where the feed could not be made
     return Choice(config.pods, "as given", (), access.kubelet.is_there), access
 
 
