@@ -14,7 +14,7 @@ from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster, Place
 from monitor.side.cluster.record import Record, pending_records, record_of
-from monitor.side.cluster.reports import AWAY, STATUS_NOTE, TAKEN
+from monitor.side.cluster.reports import AWAY, TAKEN
 from monitor.side.worker import Worker
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
@@ -78,7 +78,6 @@ def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Writer,
     assert reasons(api) == BOTH
     assert events.waiting == []
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
-    assert "away" in event["metadata"]["annotations"][STATUS_NOTE]
     assert event["firstTimestamp"] == "2027-01-15T08:01:40Z"  # of the eviction
 
 
@@ -283,21 +282,6 @@ def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
     found = evicted(api)
     uid = api.store.get(("pods", namespace, name))["metadata"]["uid"]
     return record_of(replace(found, id="2", pod=Pod(name=name, namespace=namespace, uid=uid)), 1_800_000_100.25)
-
-
-def test_the_note_on_a_lost_status_is_never_on_the_event_of_the_node(events: Writer, api: FakeApiServer) -> None:
-    api.store.create("pods", pod("other", namespace="elsewhere"))
-    made = _record_in(api, "elsewhere", "other")
-    api.fail(faults.status(500, "InternalError"), path="/status", times=100)
-    api.fail(faults.status(500, "InternalError"), path="/namespaces/default/events")
-    events.reports.add(made, 1.5)  # late: its events do not wait
-    events.reports.write_statuses()
-    events.turn()
-    events.clock.now += 11.0
-    events.reports.write_statuses()
-    assert events.reports.fates[AWAY] == 1
-    events.after(60)
-    assert [STATUS_NOTE in one["metadata"].get("annotations", {}) for one in api.store.all("events")] == [False] * 2
 
 
 def _phase(api: FakeApiServer) -> str:

@@ -55,9 +55,6 @@ FATES: Mapping[str, tuple[str, str]] = {
     GONE: ("info", "an evicted pod was deleted before its kubelet accepted its status"),
     REFUSED: ("error", "the API server refuses the status of an evicted pod"),
 }
-#: On the event of a pod whose status could not be written.
-STATUS_NOTE = "outrace.io/status"
-_NOTE = "not written: the API server was away when the pod was killed"
 #: Events for which a right is missing, which an operator may give, are tried again after so long at most.
 _RIGHT_S = 60.0
 #: Of 4xx those after which the same request may be taken: a token is renewed, a time-out, throttled.
@@ -284,8 +281,7 @@ class Reports:
         if level != "info":
             self.on_status_not_taken(record, fate, text)
         with self._lock:
-            events = report.record.events
-            self._leave(report, tuple([_noted(one) for one in events]) if fate == AWAY else events)
+            self._leave(report, report.record.events)
         self.event_due.set()
 
     # events
@@ -369,12 +365,3 @@ def _have_ended(pod: Mapping[str, Any]) -> bool:
 
 def _namespace(event: Mapping[str, Any]) -> str:
     return str(event["metadata"]["namespace"])
-
-
-def _noted(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With a note that the status was not written, if it is the event on the pod."""
-    if event["involvedObject"]["kind"] != "Pod":
-        return event
-    metadata = event["metadata"]
-    notes = {**metadata.get("annotations", {}), STATUS_NOTE: _NOTE}
-    return {**event, "metadata": {**metadata, "annotations": notes}}
