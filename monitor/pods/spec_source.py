@@ -41,10 +41,9 @@ class SpecSource(PodSource):
         self._kubepods: Path | None = None
         self._searched = False  # for kubepods, in this scan
         self._dirs: tuple[Path, dict[str, Path]] | None = None  # uid -> directory in that kubepods, in this scan
-        self._single: set[int] = set()  # ids of cgroups found to hold no kubelet's pods: looking for them takes long
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
-        self._cleared: dict[int, float] = {}  # cgroup id -> when none of the machine's own daemons was in it
+        self._cleared: dict[int, float] = {}  # cgroup id -> when there was neither a daemon of the machine's in it nor pods
 
     @abstractmethod
     def _manifests(self) -> Iterable[Manifest]:
@@ -91,18 +90,13 @@ class SpecSource(PodSource):
                 continue
             scan.pods[uid] = found
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
-        self._single &= ids
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
 
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
         key, cgroup = self._pod_cgroup(manifest, scan)
-        vital = self._ours.get(cgroup, "")
-        if not vital and key == _KEY:
-            vital = self._machines_own(cgroup)
-        if vital:
-            problem = f"{key}: cgroup {cgroup} holds {vital}, which would be killed with the pod"
-            raise ConfigError(problem, self.HOLDS_US)
+        if vital := self._ours.get(cgroup):
+            raise self._would_kill(key, cgroup, vital)
         scan.watch[cgroup.parent] = CHILDREN
         if key != _KEY and (where := self._runs_outside(manifest, cgroup)):
             scan.watch[cgroup] = CHILDREN
@@ -178,21 +172,18 @@ class SpecSource(PodSource):
         if owner is not None and owner not in tree_uids(manifest.pod):
             problem = f"{cgroup} is of the pod of uid {owner}, and this pod's is {manifest.pod.uid}"
             raise ConfigError(problem, "correct metadata.uid, or remove the annotation")
-        ident = cgroupfs.cgroup_id(path)
-        if ident not in self._single:
-            if holds_pods(self.hierarchy, path):
-                raise ConfigError(f"{cgroup} holds the pods of a kubelet", "name a cgroup of one pod")
-            self._single.add(ident)
-
-    def _machines_own(self, path: Path) -> str:
-        """The process in an annotated cgroup that the machine depends on; "" if there is none, cached for a while."""
         ident, now = cgroupfs.cgroup_id(path), time.monotonic()
         if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S:
-            return ""
-        vital = claims.holds(path)
-        if not vital:
-            self._cleared[ident] = now
-        return vital
+            return  # looking into it takes long
+        if holds_pods(self.hierarchy, path):
+            raise ConfigError(f"{cgroup} holds the pods of a kubelet", "name a cgroup of one pod")
+        if vital := self._ours.get(path) or claims.holds(path):
+            raise self._would_kill(_KEY, path, vital)
+        self._cleared[ident] = now
+
+    def _would_kill(self, key: str, cgroup: Path, vital: str) -> ConfigError:
+        problem = f"{key}: cgroup {cgroup} holds {vital}, which would be killed with the pod"
+        return ConfigError(problem, self.HOLDS_US)
 
     def _annotated(self, key: str, text: str, inside: Path) -> Path:
         """The cgroup an annotation names, which must lie below ``inside``: the node, for a container the pod's."""
