@@ -131,7 +131,6 @@ class PodFeed(ABC):
         self._stored_at = -STORE_S
         self._dirty = False
         self._bug: Exception | None = None  # that ended the thread
-        self._tried = threading.Event()  # whether there was an answer, or a failure
         self.ends = ends or Ends()
         self.synced = False  # whether the source has answered since the start
         if cache is not None:
@@ -150,10 +149,6 @@ class PodFeed(ABC):
     def start(self) -> None:
         """Begin to ask. The thread ends with `close`."""
         threading.Thread(target=self._guarded, name="pod feed", daemon=True).start()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Until the source has answered, or failed to; whether it has."""
-        return self._tried.wait(timeout_s)
 
     def fileno(self) -> int:
         return self._event
@@ -199,7 +194,6 @@ class PodFeed(ABC):
     def replace_all(self, pods: Mapping[str, Known]) -> None:
         """These are all pods there are."""
         self._take(pods, self._pods if self.synced else {}, answered=True)  # what ended before this process is reported
-        self._tried.set()
 
     def put(self, one: Known) -> None:
         self._take({**self._pods, one.uid: one}, self._pods)
@@ -236,7 +230,6 @@ class PodFeed(ABC):
         with self._lock:
             before, self._failure = self._failure, f"{self.where}: {error}; its last pods stay in use"
             self._changed(before != self._failure)
-        self._tried.set()
 
     def answered(self) -> None:
         with self._lock:
@@ -270,7 +263,6 @@ class PodFeed(ABC):
             with self._lock:
                 self._bug = error
                 self._changed()
-            self._tried.set()
 
     @abstractmethod
     def _run(self) -> None:

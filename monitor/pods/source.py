@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from select import select
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
@@ -38,7 +39,7 @@ def settle(config: Any) -> tuple[Choice, Access | None]:
     if kind == AUTO:
         choice = choose(access)
         return choice, access if check_spec(choice.spec)[0] in CLUSTER else None
-    access.server(kind, argument), access.node  # noqa: B018 - raise where the feed could not be made
+    access.server(kind, argument), access.node
     return Choice(config.pods, "as given", (), access.kubelet.is_there), access
 
 
@@ -105,7 +106,7 @@ def open_for(
         feed = access.feed(kind, argument, state_dir, ends)
         source = ClusterSource(feed, within)
         if state_dir is None:
-            feed.wait(_FIRST_S)
+            select([feed.fileno()], [], [], _FIRST_S)  # until the cluster answered, or failed to
         return source
     if kind == MANIFESTS:
         from monitor.pods.spec_source import ManifestSource

@@ -43,7 +43,7 @@ class SpecSource(PodSource):
         self._dirs: tuple[Path, dict[str, Path]] | None = None  # uid -> directory in that kubepods, in this scan
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
-        self._cleared: dict[int, float] = {}  # cgroup id -> when there was neither a daemon of the machine's in it nor pods
+        self._cleared: dict[int, float] = {}  # cgroup id -> when it held no kubelet's pods and no daemon
 
     @abstractmethod
     def _manifests(self) -> Iterable[Manifest]:

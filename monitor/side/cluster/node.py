@@ -9,7 +9,6 @@ API server answers Conflict, and the helper reads them again. The taints of othe
 
 from __future__ import annotations
 
-import calendar
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -88,7 +87,8 @@ class NodeReport:
     def __post_init__(self) -> None:
         self._held_text = ""
         self._held_due = 0.0
-        self._since: dict[str, tuple[bool, float]] = {}  # condition -> what holds, since when (Unix seconds)
+        #: Condition -> whether it holds, and since when (Unix seconds; None: as the node has it)
+        self._since: dict[str, tuple[bool, float | None]] = {}
         self._noted: set[str] | None = None  # our taints in the record; None: not known
         self._written: dict[str, object] = {}  # what -> as the node has it; nothing while that is not known
         self._due = {_CONDITIONS: 0.0, _TAINTS: 0.0}
@@ -129,17 +129,14 @@ class NodeReport:
     def _patch_conditions(self) -> None:
         self.client.patch(NODES, self.node, {"status": {"conditions": self._objects()}}, subresource="status")
 
-    def _resume(self, state: dict[str, bool]) -> None:
+    def _resume(self, state: Mapping[str, bool]) -> None:
         """A condition that is as the earlier daemon left it keeps its lastTransitionTime."""
-        now = self.wall()
         try:
             found = self.client.get(NODES, self.node)["status"].get("conditions", [])
-        except (MonitorError, LookupError, AttributeError):
+            left = {one["type"]: one.get("status") for one in found}
+        except (MonitorError, LookupError, AttributeError, TypeError):
             return  # it begins now
-        ours = {one["type"].removeprefix(PREFIX): one for one in found if str(one.get("type")).startswith(PREFIX)}
-        for name, one in ours.items():
-            if name in state and one.get("status") == str(state[name]):
-                self._since[name] = (state[name], _unix(one.get("lastTransitionTime"), now))
+        self._since = {name: (holds, None) for name, holds in state.items() if left.get(PREFIX + name) == str(holds)}
 
     def _objects(self) -> list[dict[str, Any]]:
         return [
@@ -149,7 +146,7 @@ class NodeReport:
                 "reason": f"Outrace{reason(name, holds)}",
                 "message": _WORDS[name][holds][1].format(held=self._held_text),
                 "lastHeartbeatTime": timestamp(self.wall()),
-                "lastTransitionTime": timestamp(since),
+                **({} if since is None else {"lastTransitionTime": timestamp(since)}),
             }
             for name, (holds, since) in self._since.items()
         ]
@@ -223,13 +220,6 @@ def reason(condition: str, holds: bool) -> str:
 def is_refused(error: Exception) -> bool:
     """Whether the API server will refuse it the next time too, such as for want of a right."""
     return isinstance(error, ApiError) and 400 <= error.code < 500 and not isinstance(error, Conflict | TooManyRequests)
-
-
-def _unix(text: object, default: float) -> float:
-    try:
-        return float(calendar.timegm(time.strptime(str(text), "%Y-%m-%dT%H:%M:%SZ")))
-    except ValueError:
-        return default
 
 
 def _read(node: dict[str, Any], name: str) -> tuple[str, list[dict[str, Any]]]:

@@ -104,8 +104,7 @@ class Reports:
         self._reports: dict[str, Report] = {}  # by the id of the record, oldest first; `KEEP` at most
         self._retry = Retry(self.log, BackOff(first_s=0.5, clock=self.clock))
         self._paused: dict[str, float] = {}  # namespace -> until when it gets no event: a right is missing
-        self._rights = BackOff(cap_s=_RIGHT_S, clock=self.clock)  # of all namespaces together
-        self._logged: set[str] = set()  # namespaces whose refusal is in the log; "": the missing right
+        self._rights = Retry(self.log, BackOff(cap_s=_RIGHT_S, clock=self.clock))  # of all namespaces together
 
     def load(self) -> None:
         """What the previous daemon left; a status only where that still has a meaning."""
@@ -311,32 +310,24 @@ class Reports:
             self.events_sent += 1  # its answer was lost, or a daemon before this one sent it
         except ApiError as error:
             if isinstance(error, Forbidden) and error.by_authorizer:
-                self._paused[namespace] = self.clock() + self._rights.next_s(error)
-                self._log_once(report, "", "warning", "events wait for a right", error)
+                self._rights.failed(error, "events wait for a right", namespace=namespace)
+                self._paused[namespace] = self._rights.due
                 return
             if not 400 <= error.code < 500 or error.code in _LATER:
                 raise
             # The server will never take it: a quota, an admission webhook, a namespace that is gone.
             self.events_dropped += 1
-            self._log_once(report, namespace, "error", "an event is refused; it stays in the state directory", error)
+            text = "an event is refused; it stays in the state directory"
+            self.log.error(text, namespace=namespace, pod=report.record.title, problem=str(error))
         else:
             self.events_sent += 1
-            self._logged.discard(namespace)
             if not self._paused:
-                self._logged.discard("")
+                self._rights.works("no event waits for a right any more")
         self._retry.works("events are sent again", waiting=self.waiting)
         name = event["metadata"]["name"]
         with self._lock:
             left = tuple([one for one in report.record.events if one["metadata"]["name"] != name])
             self._leave(report, left, report.has_status)
-
-    def _log_once(self, report: Report, namespace: str, level: str, text: str, error: ApiError) -> None:
-        if namespace in self._logged:
-            return
-        if len(self._logged) >= KEEP:
-            self._logged.clear()
-        self._logged.add(namespace)
-        self.log(level, text, namespace=namespace, pod=report.record.title, problem=str(error))
 
 
 def is_there(client: ApiClient, namespace: str, name: str, uid: str) -> bool:
