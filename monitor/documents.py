@@ -13,7 +13,6 @@ import re
 import reprlib
 import stat
 from collections.abc import Callable, Iterator
-from functools import cache
 from io import BufferedReader
 from typing import Any
 
@@ -151,7 +150,8 @@ def from_yaml(text: str) -> Iterator[Any]:
     if len(_DIRECTIVE.findall(text)) > _MAX_DIRECTIVES:
         raise UnreadableError(f"more than {_MAX_DIRECTIVES} lines begin with '%'; remove the directives")
     try:
-        yield from _Builder(_loader()(text)).documents()
+        # PyYAML's parser, tags and scalars; with libyaml 10 times faster.
+        yield from _Builder(yaml, getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)).documents()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" at line {mark.line + 1}" if mark else ""
@@ -163,58 +163,45 @@ def from_yaml(text: str) -> Iterator[Any]:
         raise UnreadableError(f"not YAML: {one_line(error)}; correct it") from None
 
 
-@cache
-def _loader() -> Any:
-    """PyYAML's parser, tags and scalars; with libyaml 10 times faster."""
-    import yaml
-
-    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 class _Builder:
-    """Makes values of the events of a PyYAML parser, which it owns."""
+    """Makes values of the events of a parser of PyYAML."""
 
-    def __init__(self, parser: Any) -> None:
+    def __init__(self, yaml: Any, parser: Any) -> None:
+        self._yaml = yaml
         self._parser = parser
         self._values = 0
 
     def documents(self) -> Iterator[Any]:
-        import yaml
-
-        while not isinstance(event := self._parser.get_event(), yaml.StreamEndEvent):
-            if isinstance(event, yaml.DocumentStartEvent):
+        while not isinstance(event := self._parser.get_event(), self._yaml.StreamEndEvent):
+            if isinstance(event, self._yaml.DocumentStartEvent):
                 yield self._value(self._parser.get_event(), 0)
 
     def _value(self, event: Any, depth: int) -> Any:
-        import yaml
-
         line = event.start_mark.line + 1
         self._values += 1
         if self._values > MAX_VALUES:
             raise UnreadableError(f"{_TOO_MANY} (line {line})")
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, self._yaml.AliasEvent):
             raise UnreadableError(
                 f"line {line}: alias *{shortened(event.anchor or '', 40)}; write out what it stands for"
             )
-        if isinstance(event, yaml.ScalarEvent):
+        if isinstance(event, self._yaml.ScalarEvent):
             return self._scalar(event, line)
         if depth >= MAX_DEPTH:
             raise UnreadableError(f"{_TOO_DEEP} (line {line})")
-        is_map = isinstance(event, yaml.MappingStartEvent)
+        is_map = isinstance(event, self._yaml.MappingStartEvent)
         if event.tag not in (None, "!", _YAML + ("map" if is_map else "seq")):
             raise UnreadableError(f"not YAML at line {line}: tag {shown(event.tag)} is not known here; remove it")
         if is_map:
             return self._map(depth)
         items = []
-        while not isinstance(event := self._parser.get_event(), yaml.SequenceEndEvent):
+        while not isinstance(event := self._parser.get_event(), self._yaml.SequenceEndEvent):
             items.append(self._value(event, depth + 1))
         return items
 
     def _map(self, depth: int) -> dict[Any, Any]:
-        import yaml
-
         found: dict[Any, Any] = {}
-        while not isinstance(event := self._parser.get_event(), yaml.MappingEndEvent):
+        while not isinstance(event := self._parser.get_event(), self._yaml.MappingEndEvent):
             line = event.start_mark.line + 1
             key = self._value(event, depth + 1)
             if isinstance(key, dict | list):
@@ -230,13 +217,11 @@ class _Builder:
         return found
 
     def _scalar(self, event: Any, line: int) -> Any:
-        import yaml
-
         tag, value = event.tag, event.value
         if tag in (None, "!"):
             if event.implicit[0] and _SEXAGESIMAL.fullmatch(value):
                 return value
-            tag = self._parser.resolve(yaml.ScalarNode, value, event.implicit)
+            tag = self._parser.resolve(self._yaml.ScalarNode, value, event.implicit)
         if tag in (_YAML + "merge", _YAML + "timestamp", _YAML + "value") and event.tag is None:
             return value
         if tag not in _SCALARS:
@@ -244,7 +229,7 @@ class _Builder:
         if tag != _YAML + "str" and len(value) > _MAX_DIGITS:
             raise UnreadableError(f"line {line}: a number of {len(value)} characters; write one of 64 bits")
         try:
-            return self._parser.yaml_constructors[tag](self._parser, yaml.ScalarNode(tag, value))
+            return self._parser.yaml_constructors[tag](self._parser, self._yaml.ScalarNode(tag, value))
         # PyYAML's constructors let out whatever Python raises for a scalar that does not fit its explicit tag:
         # ValueError for !!int x, KeyError for !!bool x, IndexError for an empty !!int.
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
