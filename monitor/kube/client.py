@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from monitor.kube.decode import MAX_OBJECT, ItemDecoder, Object, WatchEvent, events, parse_object
-from monitor.kube.errors import InvalidResponse, ResourceExpired, TimedOut
+from monitor.kube.errors import InvalidResponse, ResourceExpired
 from monitor.kube.transport import Transport
 
 T = TypeVar("T")
@@ -147,7 +147,7 @@ class ApiClient(Transport):
         query |= {"fieldSelector": field_selector, "resourceVersion": resource_version}
         target = resource.path(namespace, **query)
         with self.ask("GET", target, what, rule, watch_s + silence_s, silence_s) as answer:
-            yield _until_silent(events(answer.chunks(), what))
+            yield events(answer.chunks(), what)
 
     def patch(
         self,
@@ -159,15 +159,13 @@ class ApiClient(Transport):
         subresource: str = "",
         merge: bool = False,
         timeout_s: float | None = None,
-        on_sent: Callable[[], object] = lambda: None,
     ) -> Object:
         """The object as it is now. A strategic patch merges lists; with ``merge`` it replaces them. Conflict if
-        ``body`` has a metadata.uid or resourceVersion that the object does not have. ``on_sent`` is called when the
-        request is on its way.
+        ``body`` has a metadata.uid or resourceVersion that the object does not have.
         """
         about = "patch", resource, namespace, name, subresource
         kind = f"application/{'' if merge else 'strategic-'}merge-patch+json"
-        return self._call(*about, body=body, content_type=kind, timeout_s=timeout_s, on_sent=on_sent)
+        return self._call(*about, body=body, content_type=kind, timeout_s=timeout_s)
 
     def create(self, resource: Resource, body: Mapping[str, Any], namespace: str = "") -> Object:
         """Raises AlreadyExists. Give it a name rather than generateName: it may be done though no answer came."""
@@ -207,21 +205,14 @@ class ApiClient(Transport):
         *,
         body: object = None,
         timeout_s: float | None = None,
-        **sent: Any,
+        content_type: str = "application/json",
     ) -> Object:
         what, rule = resource.about(verb, namespace, name, subresource)
         owner = "outrace" if verb == "patch" or not name else ""  # of what is written, in managedFields
         target = resource.path(namespace, name, subresource, fieldManager=owner)
         encoded = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        with self.ask(_METHODS[verb], target, what, rule, timeout_s, body=encoded, **sent) as answer:
+        with self.ask(_METHODS[verb], target, what, rule, timeout_s, body=encoded, content_type=content_type) as answer:
             return parse_object(answer.all(MAX_OBJECT), what)
-
-
-def _until_silent(found: Iterator[WatchEvent]) -> Iterator[WatchEvent]:
-    try:
-        yield from found
-    except TimedOut:
-        return
 
 
 def _delete_options(uid: str, resource_version: str, grace_period_s: int | None) -> dict[str, object]:

@@ -8,11 +8,12 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from monitor.documents import one_line, shown
-from monitor.kube.errors import InvalidResponse, ResponseTooLarge, api_error
+from monitor.kube.errors import InvalidResponse, ResponseTooLarge, TimedOut, api_error
 
 Object = dict[str, Any]
 
@@ -131,7 +132,9 @@ class WatchEvent:
 
 
 def events(chunks: Iterable[bytes], what: str) -> Iterator[WatchEvent]:
-    """Raises the ApiError of an ERROR event, InvalidResponse, ResponseTooLarge."""
+    """They end with the chunks, or their silence. Raises the ApiError of an ERROR event, InvalidResponse,
+    ResponseTooLarge.
+    """
     for line in _lines(chunks, what):
         made = parse_object(line, what)
         kind, found = made.get("type"), made.get("object")
@@ -149,13 +152,14 @@ def events(chunks: Iterable[bytes], what: str) -> Iterator[WatchEvent]:
 def _lines(chunks: Iterable[bytes], what: str) -> Iterator[bytearray]:
     """What ends with a newline. An event that is cut off at the end is sent again after its predecessor's version."""
     buffer, searched = bytearray(), 0
-    for chunk in chunks:
-        buffer += chunk
-        while (end := buffer.find(b"\n", searched)) >= 0:
-            if line := buffer[:end].strip():
-                yield line
-            del buffer[: end + 1]
-            searched = 0
-        searched = len(buffer)
-        if searched > MAX_OBJECT:
-            raise ResponseTooLarge(f"{what}: an event of more than {MAX_OBJECT >> 10} KiB")
+    with suppress(TimedOut):
+        for chunk in chunks:
+            buffer += chunk
+            while (end := buffer.find(b"\n", searched)) >= 0:
+                if line := buffer[:end].strip():
+                    yield line
+                del buffer[: end + 1]
+                searched = 0
+            searched = len(buffer)
+            if searched > MAX_OBJECT:
+                raise ResponseTooLarge(f"{what}: an event of more than {MAX_OBJECT >> 10} KiB")

@@ -251,10 +251,9 @@ class Transport:
         *,
         body: bytes | None = None,
         content_type: str = "application/json",
-        on_sent: Callable[[], object] = lambda: None,
     ) -> Iterator[Answer]:
         """Send a request; its answer, for the time of the ``with`` block. ``what`` is what it does, for errors.
-        ``target`` is path and query, encoded; ``on_sent`` is called when the kernel has all of it, each time.
+        ``target`` is path and query, encoded.
 
         ``total_s`` bounds it to the last byte of the answer. With ``silence_s`` that bounds the wait for each byte, and
         the status has the usual time. At a 401 credentials are read again, and if they changed the request is sent once
@@ -268,12 +267,12 @@ class Transport:
         usual_s, total_s = self._timeout_s, total_s or self._timeout_s
         patience = Patience(self.stop, total_s if silence_s is None else usual_s, silence_s)
         token = self.config.credentials.current()
-        made, answer = self._send(request, on_sent, token, patience)
+        made, answer = self._send(request, token, patience)
         try:
             if answer.status == 401 and (again := self.config.credentials.refresh()) != token:
                 made.close()
                 answer.close()
-                made, answer = self._send(request, on_sent, again, patience)
+                made, answer = self._send(request, again, patience)
             if silence_s is not None:
                 made.waiting.patience = Patience(self.stop, total_s, silence_s)
             if not 200 <= answer.status < 300:
@@ -294,11 +293,7 @@ class Transport:
         return None
 
     def _send(
-        self,
-        request: tuple[str, str, bytes | None, dict[str, str]],
-        on_sent: Callable[[], object],
-        token: str,
-        patience: Patience,
+        self, request: tuple[str, str, bytes | None, dict[str, str]], token: str, patience: Patience
     ) -> tuple[Connection, Answer]:
         """Send, and read the head of the answer. Raises TransportError, Cancelled."""
         method, target, body, headers = request
@@ -311,7 +306,6 @@ class Transport:
                 made.waiting.patience = patience
                 made.request(method, target, body, headers)
                 sent = True
-                on_sent()
                 answer = made.getresponse()
             except (OSError, http.client.HTTPException, TimedOut) as error:
                 made.close()
@@ -351,7 +345,10 @@ class Transport:
             sock = connect(server.host, server.port, patience, self._connect_s)
             check_peer(sock, self.config.peer, patience.slices())
             if server.https:
-                sock = shake_hands(sock, self._context_for(stamps), tls.server_name or server.host)
+                made = self._context
+                if made is None or made[0] != stamps:  # or a file was rotated: 1 ms, and 20 with the system's CAs
+                    made = self._context = (stamps, tls.context())
+                sock = shake_hands(sock, made[1], tls.server_name or server.host)
                 tls.check_pinned(sock.getpeercert(binary_form=True) or b"", self.address)
         except BaseException as error:
             if sock is not None:
@@ -360,13 +357,6 @@ class Transport:
                 raise failure(self.address, error) from error
             raise
         return Connection(server.host, server.port, sock, stamps)
-
-    def _context_for(self, stamps: Stamps) -> ssl.SSLContext:
-        """Made anew when a file was rotated: it takes 1 ms, and 20 with the system's CAs."""
-        made = self._context
-        if made is None or made[0] != stamps:
-            made = self._context = (stamps, self.config.tls.context())
-        return made[1]
 
 
 def refusal(answer: Answer, what: str, rule: str) -> ApiError:

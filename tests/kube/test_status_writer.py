@@ -17,7 +17,6 @@ from tests.kube import faults
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.fake_http import Asked, Reply
-from tests.waiting import until
 
 KEY = ("pods", "default", "web")
 STATUS = "/pods/web/status"
@@ -75,24 +74,6 @@ def evicted(api: FakeApiServer, name: str = "web", qos: str = "BestEffort") -> E
         decided=1_800_000_100.25,
         node="node-1",
     )
-
-
-def test_its_own_part_ends_when_the_request_is_on_its_way(writer: Writer, api: FakeApiServer) -> None:
-    """The server takes its time; a second try is no part of it."""
-    passes = iter([0.5, 0.25])
-
-    def slow(asked: Asked, reply: Reply) -> None:
-        until(lambda: writer.reports.sent.shown()[0][-1][1] == 1.0, "the request noted as sent")
-        writer.clock.now += next(passes)
-        faults.status(500, "InternalError", "etcdserver: request timed out")(asked, reply)
-
-    api.fail(slow, times=2, method="PATCH")
-    writer.kill(record(api), age_s=0.02)
-    writer.after(1.0)
-    sent, seconds = writer.reports.sent.shown(), writer.reports.seconds.shown()
-    assert (sent[0][-1], seconds[0][-1]) == (("+Inf", 1.0), ("+Inf", 1.0))
-    assert sent[1] == pytest.approx(0.02)
-    assert seconds[1] >= 0.77
 
 
 def record(api: FakeApiServer) -> Record:

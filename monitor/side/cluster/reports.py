@@ -69,7 +69,6 @@ class Report:
     killed: float
     has_status: bool  # that is to be written, or looked at
     due: float = 0.0  # the next request about the status; of a new one at once
-    sent_s: float | None = None  # after the kill
     accepted: bool = False
     still_since: float = 0.0  # since when nothing changed
     version: str = ""
@@ -95,7 +94,7 @@ class Reports:
     def __post_init__(self) -> None:
         # For the metrics:
         self.fates = dict.fromkeys(FATES, 0)
-        self.seconds, self.sent = Histogram(ACCEPTED_S), Histogram(ACCEPTED_S)  # `sent`: until it was on its way
+        self.seconds = Histogram(ACCEPTED_S)
         self.erased = 0  # times a kubelet had written another phase over a status
         self.events_sent = self.events_dropped = 0
         self.status_due, self.event_due = threading.Event(), threading.Event()
@@ -210,15 +209,8 @@ class Reports:
             self._judge(report, pod)
 
     def _patched(self, report: Report) -> Mapping[str, Any]:
-        record = report.record
-
-        def sent() -> None:
-            if report.sent_s is None:
-                report.sent_s = self.clock() - report.killed
-                self.sent.observe(report.sent_s)
-
-        about = PODS, record.pod, record.patch, record.namespace
-        pod = self.client.patch(*about, subresource="status", timeout_s=TIMEOUT_S, on_sent=sent)
+        about = PODS, report.record.pod, report.record.patch, report.record.namespace
+        pod = self.client.patch(*about, subresource="status", timeout_s=TIMEOUT_S)
         self._accepted(report)
         return pod
 
@@ -227,9 +219,8 @@ class Reports:
             return
         report.accepted, took_s = True, self.clock() - report.killed
         self.seconds.observe(took_s)
-        about = {"pod": report.record.title, "uid": report.record.uid}
-        times = {"seconds": round(took_s, 4), "sent_seconds": round(report.sent_s or 0.0, 4)}
-        self.log.info("status of an evicted pod written", **about, **times)
+        about = {"pod": report.record.title, "uid": report.record.uid, "seconds": round(took_s, 4)}
+        self.log.info("status of an evicted pod written", **about)
         self.event_due.set()
 
     def _looked(self, report: Report) -> Mapping[str, Any] | None:

@@ -318,8 +318,6 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     reports = cluster.reports
     text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
     yield histogram("cluster_status_seconds", text, {"": reports.seconds.shown()})
-    text = "Part of outrace_cluster_status_seconds before the request was sent."
-    yield histogram("cluster_status_sent_seconds", text, {"": reports.sent.shown()})
     text = "Statuses of evicted pods, by outcome; only `taken` is certain to stay."
     yield counter("cluster_statuses", text, dict(reports.fates), "outcome")
     text = "Times a kubelet replaced such a status by another phase, and outrace wrote it again."
