@@ -86,7 +86,7 @@ def list_(output: str, check: bool, kubeconfig: str, context: str, **selection: 
         found, others, pods = _chosen(Sweep(client, retry_s=10.0), **selection)
     emit(output, _document(found, others, pods), lambda: _text(pods))
     _print_left_alone(others)
-    return EXIT_FINDINGS if check and any(pod.goes for pod in pods) else EXIT_OK
+    return EXIT_FINDINGS if check and any(not pod.stays for pod in pods) else EXIT_OK
 
 
 @click.command()
@@ -104,7 +104,7 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
     with closing(ApiClient(find(kubeconfig, context))) as client:
         sweep = Sweep(client, rate=rate)
         found, others, pods = _chosen(sweep, **selection)
-        going = [pod for pod in pods if pod.goes]
+        going = [pod for pod in pods if not pod.stays]
         if not yes:
             emit(output, {"dry_run": True, **_document(found, others, going)}, lambda: _text(going))
             _print_left_alone(others)
@@ -146,7 +146,7 @@ def _document(found: Sized, others: Counter[str], pods: Sequence[EvictedPod]) ->
         "pods": [_pod(pod, now) for pod in pods],
         "owners": {kind: {"pods": count} for kind, count in kinds.most_common()},
         "found": len(found),
-        "to_delete": sum(pod.goes for pod in pods),
+        "to_delete": sum(not pod.stays for pod in pods),
         "failed_otherwise": dict(others.most_common()),
     }
 
@@ -161,7 +161,7 @@ def _pod(pod: EvictedPod, now: float) -> dict[str, Any]:
         "age_s": None if pod.since is None else int(max(0.0, now - pod.since)),
         "message": pod.message,
         "evidence": pod.evidence,
-        "delete": pod.goes,
+        "delete": not pod.stays,
         "stays": pod.stays,
     }
 

@@ -73,10 +73,6 @@ class EvictedPod:
         return f"{self.namespace}/{self.name}"
 
     @property
-    def goes(self) -> bool:
-        return not self.stays
-
-    @property
     def owner(self) -> str:
         return f"{self.owner_kind}/{self.owner_name}" if self.owner_name else self.owner_kind
 

@@ -45,7 +45,7 @@ class ResponseTooLarge(KubeError):
 
 
 class ApiError(KubeError):
-    """The server refused: HTTP ``code``, and ``reason`` and ``details`` of its Status object.
+    """The server refused: HTTP ``code``, and ``details`` of its Status object.
 
     ``code`` is 0 where a watch sent an ERROR event that has none. ``retry_after_s`` is Retry-After, None without.
     """
@@ -55,13 +55,11 @@ class ApiError(KubeError):
         message: str,
         remedy: str = "",
         code: int = 0,
-        reason: str = "",
         details: Mapping[str, Any] | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, remedy)
         self.code = code
-        self.reason = reason
         self.details: Mapping[str, Any] = details or {}
         self.retry_after_s = retry_after_s
 
@@ -157,7 +155,7 @@ def api_error(
         retry_after_s = float(seconds)
     text = shortened(" ".join(message.split()), _SHOWN)
     head = " ".join(filter(None, (f"{what}: {f'HTTP {code}' if code else 'an ERROR event'}", reason)))
-    about = f"{head}: {text}" if text else head, remedy, code, reason, details, retry_after_s
+    about = f"{head}: {text}" if text else head, remedy, code, details, retry_after_s
     made = kind(*about)
     return Conflict(*about) if kind is Invalid and made.has_cause("metadata.uid", "field") else made
 

@@ -39,13 +39,12 @@ class _Owner(NamedTuple):
     accepted: bool
 
 
-def check_peer(sock: socket.socket, peer: Peer, slices: Iterator[float]) -> None:
-    """Raises CertificateError where another user serves. ``slices``: seconds to wait, again and again; it raises what
-    ends that where no process accepts.
+def check_peer(sock: socket.socket, peer: Peer, address: str, slices: Iterator[float]) -> None:
+    """Raises CertificateError where another user serves ``address``. ``slices``: seconds to wait, again and again; it
+    raises what ends that where no process accepts.
     """
     if peer is Peer.ANYBODY:
         return
-    address = _name(sock.getpeername())
     if peer is Peer.ROOT and _in_other_network():
         raise _refused(address, "outrace runs in another network namespace than process 1")
     nowhere, again_s = time.monotonic() + (_NOWHERE_S if peer is Peer.ROOT else 0.0), _AGAIN_S
@@ -88,10 +87,6 @@ def _written(address: tuple[str, int]) -> Iterator[str]:
     for raw in (packed,) if len(packed) == 16 else (packed, _MAPPED + packed):
         words = (raw[at : at + 4] for at in range(0, len(raw), 4))
         yield "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"
-
-
-def _name(address: tuple[str, int]) -> str:
-    return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
 
 
 def _in_other_network() -> bool:

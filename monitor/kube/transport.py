@@ -343,7 +343,7 @@ class Transport:
         sock: Plain | None = None
         try:
             sock = connect(server.host, server.port, patience, self._connect_s)
-            check_peer(sock, self.config.peer, patience.slices())
+            check_peer(sock, self.config.peer, self.address, patience.slices())
             if server.https:
                 made = self._context
                 if made is None or made[0] != stamps:  # or a file was rotated: 1 ms, and 20 with the system's CAs

@@ -193,5 +193,5 @@ def test_laws(pods: list[EvictedPod], older_than_s: int | None) -> None:
     assert ages == sorted(ages, reverse=True)
     for pod in chosen:
         old = older_than_s is None or (pod.since is not None and NOW - pod.since >= older_than_s)
-        assert pod.goes == (old and before[pod.uid].goes)
+        assert (not pod.stays) == (old and not before[pod.uid].stays)
         assert pod.stays.startswith(before[pod.uid].stays)

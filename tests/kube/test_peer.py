@@ -123,7 +123,7 @@ def test_ipv4_to_a_socket_of_both() -> None:
         socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as made,
     ):
         taken, _ = listener.accept()
-        check_peer(made, Peer.ROOT, Patience(threading.Event(), 60.0).slices())
+        check_peer(made, Peer.ROOT, "the kubelet", Patience(threading.Event(), 60.0).slices())
         taken.close()
 
 
@@ -138,9 +138,9 @@ def test_what_is_not_accepted_yet_is_waited_for() -> None:
     """Until then its owner is not known: older kernels say 0 of everybody's."""
     with connection() as (listener, made):
         with pytest.raises(TimedOut):
-            check_peer(made, Peer.ROOT, Patience(threading.Event(), 0.2).slices())
+            check_peer(made, Peer.ROOT, "the kubelet", Patience(threading.Event(), 0.2).slices())
         taken, _ = listener.accept()
-        check_peer(made, Peer.ROOT, Patience(threading.Event(), 60.0).slices())
+        check_peer(made, Peer.ROOT, "the kubelet", Patience(threading.Event(), 60.0).slices())
         taken.close()
 
 
@@ -148,12 +148,12 @@ def test_another_machine_is_believed_by_its_certificate_alone(tmp_path: Path, mo
     (tmp_path / "tcp").write_text("  sl  local_address\n")
     monkeypatch.setattr(peer, "_TABLES", (str(tmp_path / "tcp"), str(tmp_path / "none")))
     with connection() as (_, made):
-        check_peer(made, Peer.ROOT_IF_HERE, Patience(threading.Event(), 60.0).slices())
+        check_peer(made, Peer.ROOT_IF_HERE, "the kubelet", Patience(threading.Event(), 60.0).slices())
         with pytest.raises(CertificateError, match="no process of this machine serves it"):
-            check_peer(made, Peer.ROOT, Patience(threading.Event(), 60.0).slices())
+            check_peer(made, Peer.ROOT, "the kubelet", Patience(threading.Event(), 60.0).slices())
 
 
 def test_in_a_network_of_its_own_no_root_is_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "_in_other_network", lambda: True)
     with connection() as (_, made), pytest.raises(CertificateError, match="another network namespace"):
-        check_peer(made, Peer.ROOT, Patience(threading.Event(), 60.0).slices())
+        check_peer(made, Peer.ROOT, "the kubelet", Patience(threading.Event(), 60.0).slices())

@@ -124,10 +124,9 @@ class NodeReport:
                 if name in self._since and name in KEYS:  # a pod that is held has events of its own
                     self.on_change(name, holds, self.wall())
                 self._since[name] = (holds, self.wall())
-        self._write_due(_CONDITIONS, (state, self._held_text), self._patch_conditions, HEARTBEAT_S)
-
-    def _patch_conditions(self) -> None:
-        self.client.patch(NODES, self.node, {"status": {"conditions": self._objects()}}, subresource="status")
+        body = {"status": {"conditions": self._objects()}}
+        write = partial(self.client.patch, NODES, self.node, body, subresource="status")
+        self._write_due(_CONDITIONS, (state, self._held_text), write, HEARTBEAT_S)
 
     def _resume(self, state: Mapping[str, bool]) -> None:
         """A condition that is as the earlier daemon left it keeps its lastTransitionTime."""
