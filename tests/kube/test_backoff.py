@@ -1,6 +1,7 @@
 """Pauses between tries, with a clock and chance of the test's own."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -59,13 +60,19 @@ def failing(*errors: KubeError) -> Callable[[], str]:
     return call
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> WaitedClock:
+    made = WaitedClock(1000.0)
+    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=made, sleep=made.wait))
+    return made
+
+
 BUDGET = {"causes": [{"reason": "DisruptionBudget"}]}
 
 
-def test_what_passes_is_tried_again() -> None:
-    clock = WaitedClock(1000.0)
+def test_what_passes_is_tried_again(clock: WaitedClock) -> None:
     call = failing(TransportError("refused"), ServerError("503", retry_after_s=2.0), TooManyRequests("429"))
-    assert retrying(call, 60, clock, clock.wait) == "done"
+    assert retrying(call, 60) == "done"
     first, asked, third = clock.waits
     assert (0.1 <= first < 0.2, 2.0 <= asked < 2.2, 0.4 <= third < 0.8) == (True, True, True)
 
@@ -73,15 +80,13 @@ def test_what_passes_is_tried_again() -> None:
 @pytest.mark.parametrize(
     "error", [NotFound("404"), TooManyRequests("429", details=BUDGET), CertificateError("not trusted")]
 )
-def test_what_does_not_pass_is_not(error: KubeError) -> None:
-    clock = WaitedClock(1000.0)
+def test_what_does_not_pass_is_not(error: KubeError, clock: WaitedClock) -> None:
     with pytest.raises(type(error)):
-        retrying(failing(error), 60, clock, clock.wait)
+        retrying(failing(error), 60)
     assert clock.waits == []
 
 
-def test_it_gives_up_in_time() -> None:
-    clock = WaitedClock(1000.0)
+def test_it_gives_up_in_time(clock: WaitedClock) -> None:
     with pytest.raises(ServerError):
-        retrying(failing(*[ServerError("500")] * 100), 10, clock, clock.wait)
+        retrying(failing(*[ServerError("500")] * 100), 10)
     assert sum(clock.waits) <= 10
