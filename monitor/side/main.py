@@ -307,7 +307,7 @@ class Side:
                 self.cluster = Cluster(*parts, self.races.status_not_taken)
                 self.cluster.start()
         if (state_dir / "taints").is_dir():
-            from monitor.side.cluster.record import start_removal
+            from monitor.side.cluster.node import start_removal
 
             # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
             own = self.cluster.name if self.cluster is not None and self.config.taints_node else ""

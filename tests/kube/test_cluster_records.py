@@ -13,7 +13,7 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster, Place
-from monitor.side.cluster.record import Record, pending_records, record_of
+from monitor.side.cluster.reports import Record, pending_records, record_of
 from monitor.side.cluster.reports import AWAY, TAKEN
 from monitor.side.worker import Worker
 from tests.kube import faults
@@ -125,7 +125,7 @@ def test_records_outlive_the_daemon(tmp_path: Path, api: FakeApiServer) -> None:
 
 
 def test_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.side.cluster.record.KEEP", 2)
+    monkeypatch.setattr("monitor.side.cluster.reports.KEEP", 2)
     pending = pending_records(tmp_path)
     for number in range(6):
         pending.write(Record(str(number), "default", "web", "u", 0.0, {}, ()))

@@ -14,7 +14,8 @@ from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import read
-from monitor.side.cluster.record import TaintRecord, remove_left, taint_records
+from monitor.side.cluster.node import remove_left
+from monitor.side.cluster.reports import TaintRecord, taint_records
 from monitor.side.export.log import Log
 from tests import others
 from tests.daemon.config_files import KUBELET, kubeconfig, write

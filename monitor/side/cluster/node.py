@@ -9,19 +9,24 @@ API server answers Conflict, and the helper reads them again. The taints of othe
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from monitor.actions.status import timestamp
-from monitor.errors import MonitorError
+from monitor.errors import ConfigError, MonitorError
 from monitor.kube.client import NODES, ApiClient
 from monitor.kube.errors import ApiError, Cancelled, Conflict, InvalidResponse, TooManyRequests
 from monitor.kube.retry import BackOff, Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
+from monitor.pods.access import Access
+from monitor.pods.installations import NodeKubelet
+from monitor.side.cluster.reports import JsonFiles, TaintRecord, taint_records
 from monitor.side.export.log import Log
 
 PREFIX = "outrace.io/"
@@ -233,3 +238,56 @@ def _read(node: dict[str, Any], name: str) -> tuple[str, list[dict[str, Any]]]:
 
 def _is_ours(taint: object) -> bool:
     return isinstance(taint, dict) and taint.get("key") in KEYS.values() and taint.get("effect") == EFFECT
+
+
+# ---- what a killed daemon left
+
+#: One request of a removal, and the connection for it: an operator waits for `outrace unload`.
+_REQUEST_S = 3.0
+_CAP_S = 60.0
+_LEFT = "an earlier daemon left taints on its node, and they cannot be removed from here"
+_TRYING = "an earlier daemon left taints on its node; trying to remove them"
+
+
+def remove_left(record: TaintRecord, records: JsonFiles[TaintRecord], log: Log) -> None:
+    """Remove the taints from the node, then the record. Raises MonitorError, and OSError of the file."""
+    path = Path(record.kubeconfig) if record.kubeconfig and not record.given else None
+    access = Access(kubeconfig=record.kubeconfig if record.given else "", kubelet=NodeKubelet(kubeconfig=path))
+    server, _ = access.api_server()
+    client = ApiClient(server, timeout_s=_REQUEST_S, connect_s=_REQUEST_S)
+    try:
+        NodeReport(client, record.node, tuple, log).remove_taints(client)
+    finally:
+        client.close()
+    records.remove(record.node)
+
+
+def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread | None:
+    """Remove what an instance before left on nodes other than ``but``, in a thread, until the API server answers. None
+    where nothing is left.
+    """
+    records = taint_records(state_dir)
+    found = records.load(lambda problem: log.error("taints of an earlier daemon may be left", problem=problem))
+    left = [one for one in found if one.node != but]
+    if not left:
+        return None
+    thread = threading.Thread(target=_remove_all, args=(left, records, log), name="taints", daemon=True)
+    thread.start()
+    return thread
+
+
+def _remove_all(left: list[TaintRecord], records: JsonFiles[TaintRecord], log: Log) -> None:
+    for record in left:
+        back_off = BackOff(cap_s=_CAP_S)
+        retry = Retry(log, back_off)
+        about: dict[str, Any] = {"node": record.node, "keys": record.keys, "remedy": record.by_hand}
+        while True:
+            try:
+                remove_left(record, records, log)
+                break
+            except (MonitorError, OSError) as error:
+                if is_refused(error) or isinstance(error, ConfigError):  # no credentials
+                    log.warning(_LEFT, **about, problem=str(error))
+                    break
+                retry.failed(error, _TRYING, **about)
+            time.sleep(retry.due - back_off.clock())
