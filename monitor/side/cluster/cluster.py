@@ -54,15 +54,12 @@ def find_place(config: RunConfig, log: Log) -> Place | None:
     """In the cluster that the pods come from; None where there is no access to its API server."""
     access, text = Access.found(config), "evictions are only written to the state directory"
     try:
-        server, whose = access.api_server()
+        (server, whose), node = access.api_server(), access.node
     except MonitorError as error:
         log.warning(text, problem=str(error))
         return None
-    if not access.node:
-        log.warning(text, problem="no --node-name, and no kubelet here")
-        return None
-    log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=access.node)
-    return Place(server, access.node, access.kubeconfig_in_use, bool(access.kubeconfig))
+    log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=node)
+    return Place(server, node, access.kubeconfig_in_use, bool(access.kubeconfig))
 
 
 class Cluster:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -19,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from monitor.actions.status import timestamp
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import MonitorError
 from monitor.kube.client import NODES, ApiClient
-from monitor.kube.errors import ApiError, Cancelled, Conflict, InvalidResponse, TooManyRequests
+from monitor.kube.errors import Cancelled, Conflict, InvalidResponse
 from monitor.kube.retry import BackOff, Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.pods.access import Access
@@ -221,11 +222,6 @@ def reason(condition: str, holds: bool) -> str:
     return _WORDS[condition][holds][0]
 
 
-def is_refused(error: Exception) -> bool:
-    """Whether the API server will refuse it the next time too, such as for want of a right."""
-    return isinstance(error, ApiError) and 400 <= error.code < 500 and not isinstance(error, Conflict | TooManyRequests)
-
-
 def _read(node: dict[str, Any], name: str) -> tuple[str, list[dict[str, Any]]]:
     """resourceVersion and taints."""
     metadata, spec = node.get("metadata"), {} if node.get("spec") is None else node["spec"]
@@ -244,9 +240,6 @@ def _is_ours(taint: object) -> bool:
 
 #: One request of a removal, and the connection for it: an operator waits for `outrace unload`.
 _REQUEST_S = 3.0
-_CAP_S = 60.0
-_LEFT = "an earlier daemon left taints on its node, and they cannot be removed from here"
-_TRYING = "an earlier daemon left taints on its node; trying to remove them"
 
 
 def remove_left(record: TaintRecord, records: JsonFiles[TaintRecord], log: Log) -> None:
@@ -254,11 +247,8 @@ def remove_left(record: TaintRecord, records: JsonFiles[TaintRecord], log: Log) 
     path = Path(record.kubeconfig) if record.kubeconfig and not record.given else None
     access = Access(kubeconfig=record.kubeconfig if record.given else "", kubelet=NodeKubelet(kubeconfig=path))
     server, _ = access.api_server()
-    client = ApiClient(server, timeout_s=_REQUEST_S, connect_s=_REQUEST_S)
-    try:
+    with closing(ApiClient(server, timeout_s=_REQUEST_S, connect_s=_REQUEST_S)) as client:
         NodeReport(client, record.node, tuple, log).remove_taints(client)
-    finally:
-        client.close()
     records.remove(record.node)
 
 
@@ -277,17 +267,13 @@ def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread 
 
 
 def _remove_all(left: list[TaintRecord], records: JsonFiles[TaintRecord], log: Log) -> None:
-    for record in left:
-        back_off = BackOff(cap_s=_CAP_S)
-        retry = Retry(log, back_off)
-        about: dict[str, Any] = {"node": record.node, "keys": record.keys, "remedy": record.by_hand}
-        while True:
-            try:
-                remove_left(record, records, log)
-                break
-            except (MonitorError, OSError) as error:
-                if is_refused(error) or isinstance(error, ConfigError):  # no credentials
-                    log.warning(_LEFT, **about, problem=str(error))
-                    break
-                retry.failed(error, _TRYING, **about)
+    back_off = BackOff(cap_s=60.0)
+    retry, text = Retry(log, back_off), "an earlier daemon left taints on its node; trying to remove them"
+    while left:
+        record = left.pop(0)
+        try:
+            remove_left(record, records, log)
+        except (MonitorError, OSError) as error:
+            left.append(record)
+            retry.failed(error, text, node=record.node, keys=record.keys, remedy=record.by_hand)
             time.sleep(retry.due - back_off.clock())
