@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple
 
 from monitor.kube.errors import CertificateError
 
@@ -34,11 +33,6 @@ class Peer(Enum):
     ROOT = 2
 
 
-class _Owner(NamedTuple):
-    uid: int
-    accepted: bool
-
-
 def check_peer(sock: socket.socket, peer: Peer, address: str, slices: Iterator[float]) -> None:
     """Raises CertificateError where another user serves ``address``. ``slices``: seconds to wait, again and again; it
     raises what ends that where no process accepts.
@@ -49,14 +43,14 @@ def check_peer(sock: socket.socket, peer: Peer, address: str, slices: Iterator[f
         raise _refused(address, "outrace runs in another network namespace than process 1")
     nowhere, again_s = time.monotonic() + (_NOWHERE_S if peer is Peer.ROOT else 0.0), _AGAIN_S
     for left_s in slices:
-        owner = _owner(sock)
-        if owner is None and time.monotonic() >= nowhere:
+        uid, accepted = _owner(sock)
+        if uid is None and time.monotonic() >= nowhere:
             if peer is Peer.ROOT:
                 raise _refused(address, "no process of this machine serves it")
             return
-        if owner is not None and owner.uid not in (0, os.geteuid()):
-            raise _refused(address, f"user {owner.uid} serves it")
-        if owner is not None and owner.accepted:
+        if uid not in (None, 0, os.geteuid()):
+            raise _refused(address, f"user {uid} serves it")
+        if accepted:
             return
         time.sleep(min(left_s, again_s))
         again_s *= 2
@@ -66,8 +60,10 @@ def _refused(address: str, why: str) -> CertificateError:
     return CertificateError(f"{address}: {why}: a kubelet is root's", "find out which process has that port (ss -tlnp)")
 
 
-def _owner(sock: socket.socket) -> _Owner | None:
-    """The owner of the other end. Before it is accepted it has no inode, and on older kernels a uid of 0."""
+def _owner(sock: socket.socket) -> tuple[int | None, bool]:
+    """The uid of the other end, None where there is no such end here, and whether it was accepted: before, it has no
+    inode, and on older kernels a uid of 0.
+    """
     pairs = [f" {a} {b} " for a, b in zip(_written(sock.getpeername()), _written(sock.getsockname()), strict=True)]
     for table in _TABLES:
         with suppress(OSError), open(table) as lines:
@@ -75,9 +71,9 @@ def _owner(sock: socket.socket) -> _Owner | None:
                 if any(pair in line for pair in pairs) and len(fields := line.split()) > 9:
                     # With TCP_DEFER_ACCEPT a server leaves a connection in SYN_RECV until data comes: nothing is sent.
                     if fields[3] == _SYN_RECEIVED:
-                        return _Owner(0, False)
-                    return _Owner(int(fields[7]), fields[9] != "0")
-    return None
+                        return 0, False
+                    return int(fields[7]), fields[9] != "0"
+    return None, False
 
 
 def _written(address: tuple[str, int]) -> Iterator[str]:

@@ -5,7 +5,6 @@ auto``, whether one of its servers answers.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -140,12 +139,11 @@ class Access:
     def feed(self, kind: str, argument: str, state_dir: Path | None, ends: Ends | None = None) -> PodFeed:
         """The feed of ``--pods kubelet[:URL]`` or ``apiserver``. ConfigError."""
         cache = PodCache(state_dir, self.node) if state_dir is not None else None
-        server, stop = self.server(kind, argument), threading.Event()
+        server = self.server(kind, argument)
         if kind == APISERVER:
-            client, selector = ApiClient(server, stop), f"spec.nodeName={self.node}"
-            return ApiServerFeed(client, selector, f"pods of {self.node} at {server.server}", cache, stop, ends)
-        where = f"pods of the kubelet at {server.server}"
-        return KubeletFeed(KubeletClient(server, stop), where, cache, stop, ends)
+            where, selector = f"pods of {self.node} at {server.server}", f"spec.nodeName={self.node}"
+            return ApiServerFeed(ApiClient(server), selector, where, cache, ends)
+        return KubeletFeed(KubeletClient(server), f"pods of the kubelet at {server.server}", cache, ends)
 
 
 # ---- ``--pods auto``

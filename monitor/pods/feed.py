@@ -227,14 +227,12 @@ class PodFeed(ABC):
 
     def fail(self, error: MonitorError) -> None:
         """It does not answer: what is known stays in use."""
-        with self._lock:
-            before, self._failure = self._failure, f"{self.where}: {error}; its last pods stay in use"
-            self._changed(before != self._failure)
+        self.answered(f"{self.where}: {error}; its last pods stay in use")
 
-    def answered(self) -> None:
+    def answered(self, failure: str = "") -> None:
         with self._lock:
-            before, self._failure = self._failure, ""
-            self._changed(bool(before))
+            before, self._failure = self._failure, failure
+            self._changed(before != failure)
 
     def store(self) -> None:
         """Write the cache, if that is due: every `STORE_S` at most."""
@@ -286,14 +284,9 @@ class KubeletFeed(PodFeed):
     """Polled: the kubelet has no watch. A cgroup without a pod has it asked at once: its name is here 0.3 s later."""
 
     def __init__(
-        self,
-        client: KubeletClient,
-        where: str,
-        cache: PodCache | None = None,
-        stop: threading.Event | None = None,
-        ends: Ends | None = None,
+        self, client: KubeletClient, where: str, cache: PodCache | None = None, ends: Ends | None = None
     ) -> None:
-        super().__init__(where, cache, stop, ends)
+        super().__init__(where, cache, client.stop, ends)
         self._client = client
         self._back_off = BackOff(cap_s=POLL_S)  # it is on this node, for few clients
         self._soon = threading.Event()
@@ -365,10 +358,9 @@ class ApiServerFeed(PodFeed):
         field_selector: str,
         where: str,
         cache: PodCache | None = None,
-        stop: threading.Event | None = None,
         ends: Ends | None = None,
     ) -> None:
-        super().__init__(where, cache, stop, ends)
+        super().__init__(where, cache, client.stop, ends)
         self._client = client
         self._field_selector = field_selector
         self._back_off = BackOff()

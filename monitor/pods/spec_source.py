@@ -39,7 +39,6 @@ class SpecSource(PodSource):
         super().__init__(within)
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
         self._kubepods: Path | None = None
-        self._searched = False  # for kubepods, in this scan
         self._dirs: tuple[Path, dict[str, Path]] | None = None  # uid -> directory in that kubepods, in this scan
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
@@ -54,14 +53,18 @@ class SpecSource(PodSource):
         return manifest.pod.phase not in ("Succeeded", "Failed")
 
     def _match(self, scan: Scan) -> None:
-        self._searched, self._dirs, self._outside = False, None, None
+        self._dirs = self._outside = None
         spared = self._spared_cgroups()
         self._ours = {above: name for path, name in spared.items() for above in (path, *path.parents)}
-        if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
+        manifests = list(self._manifests())
+        if not self._has_pods():
             self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
+        if any(POD_CGROUP not in one.pod.annotations for one in manifests) and not self._has_pods():
+            uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
+            self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
         owners = claims.Owners()
         seen: dict[str, str] = {}
-        for manifest in self._manifests():
+        for manifest in manifests:
             uid = manifest.pod.uid
             if uid in seen:
                 scan.errors.append(
@@ -92,6 +95,9 @@ class SpecSource(PodSource):
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
 
+    def _has_pods(self) -> bool:
+        return self._kubepods is not None and any(cgroup_tree.pods_in(self._kubepods))
+
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
         key, cgroup = self._pod_cgroup(manifest, scan)
@@ -113,8 +119,7 @@ class SpecSource(PodSource):
         """The pod's directory, and the manifest's key that leads to it. Where the kubelet has one for the pod's uid it
         is that: the author of the pod wrote its annotations too.
         """
-        text = manifest.pod.annotations.get(POD_CGROUP)
-        kubepods = self._find_kubepods(search_all=text is None)
+        text, kubepods = manifest.pod.annotations.get(POD_CGROUP), self._kubepods
         dirs = self._dirs_in(kubepods) if kubepods else {}
         there = (dirs[uid] for uid in tree_uids(manifest.pod) if uid in dirs)
         own = next((path for path in there if cgroupfs.exists(path)), None)
@@ -233,15 +238,6 @@ class SpecSource(PodSource):
         if not found and len(pod.containers) == 1 and not any(k.startswith(f"{POD_CGROUP}.") for k in pod.annotations):
             found[pod.containers[0].name] = cgroup
         return found
-
-    def _find_kubepods(self, search_all: bool) -> Path | None:
-        """kubepods where the kubelet puts it, or with ``search_all`` (once in a scan) where one of these pods is."""
-        if search_all and not self._searched:
-            self._searched = True
-            if self._kubepods is None or not any(cgroup_tree.pods_in(self._kubepods)):
-                uids = (uid for manifest in self._manifests() for uid in tree_uids(manifest.pod))
-                self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
-        return self._kubepods
 
 
 #: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.

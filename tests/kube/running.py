@@ -25,9 +25,9 @@ class Pauses(BackOff):
 class Running(ApiServerFeed):
     """Started; ``now`` are the pods by uid that follow from what it heard."""
 
-    def __init__(self, client: ApiClient, selector: str, stop: threading.Event, silence_s: float = 20.0) -> None:
+    def __init__(self, client: ApiClient, selector: str, silence_s: float = 20.0) -> None:
         self.pauses = Pauses()
-        super().__init__(client, selector, "test", None, stop)
+        super().__init__(client, selector, "test")
         self._back_off, self._silence_s = self.pauses, silence_s
         self.changes: list[str] = []
         self.errors: list[MonitorError] = []
@@ -52,9 +52,9 @@ class Running(ApiServerFeed):
         self.changes.append(f"deleted {self.now[uid]}")
         del self.now[uid]
 
-    def answered(self) -> None:
-        super().answered()
-        self.watches += 1
+    def answered(self, failure: str = "") -> None:
+        super().answered(failure)
+        self.watches += not failure
 
     def _failed(self, error: MonitorError) -> None:
         self.errors.append(error)

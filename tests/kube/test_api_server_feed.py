@@ -34,7 +34,7 @@ def start(client: ApiClient, stop: threading.Event) -> Iterator[Callable[..., Ru
     started: list[Running] = []
 
     def start(silence_s: float = 20.0) -> Running:
-        started.append(Running(client, "spec.nodeName=node-1", stop, silence_s))
+        started.append(Running(client, "spec.nodeName=node-1", silence_s))
         return started[-1]
 
     yield start
@@ -83,9 +83,8 @@ def test_watches_of_many_nodes_do_not_stay_in_step(client: ApiClient, monkeypatc
         yield iter(())
 
     monkeypatch.setattr(client, "watch", watch)
-    stop = threading.Event()
-    stop.set()
-    feed = ApiServerFeed(client, "", "test", stop=stop)
+    client.stop.set()
+    feed = ApiServerFeed(client, "", "test")
     for _ in range(2000):
         feed._watch()
     feed.close()

@@ -267,7 +267,7 @@ def test_a_feed_knows_what_there_is(client: ApiClient, target: ClusterConfig, na
     client.create(PODS, a_pod("a"), namespace)
     stop = threading.Event()
     watching = ApiClient(target, stop)
-    running = Running(watching, f"metadata.namespace={namespace}", stop)
+    running = Running(watching, f"metadata.namespace={namespace}")
     try:
         running.knows("a:Pending")
         client.create(PODS, a_pod("b"), namespace)

@@ -83,17 +83,15 @@ class Cluster:
                     path.rmdir()
 
     def watched(self, cache: bool = False) -> ApiServerFeed:
-        stop = threading.Event()
-        client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), stop, timeout_s=60.0)
-        feed = ApiServerFeed(client, f"spec.nodeName={NODE}", "the API server", self.cache(cache), stop)
+        client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), timeout_s=60.0)
+        feed = ApiServerFeed(client, f"spec.nodeName={NODE}", "the API server", self.cache(cache))
         feed._back_off = BackOff(first_s=0.02, cap_s=0.1)
         self._opened.append(feed)
         return feed
 
     def polled(self, cache: bool = False) -> KubeletFeed:
-        stop = threading.Event()
-        client = KubeletClient(ClusterConfig(parse_server(self.kubelet.url, "test")), stop)
-        feed = KubeletFeed(client, "the kubelet", self.cache(cache), stop)
+        client = KubeletClient(ClusterConfig(parse_server(self.kubelet.url, "test")))
+        feed = KubeletFeed(client, "the kubelet", self.cache(cache))
         feed._back_off = BackOff(first_s=0.02, cap_s=0.1)
         self._opened.append(feed)
         return feed
