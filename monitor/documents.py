@@ -250,5 +250,4 @@ def shown(value: Any) -> str:
 
 
 def shortened(text: str, length: int) -> str:
-    """At most ``length`` characters of a text."""
     return text if len(text) <= length else text[: length - 3] + "..."

@@ -130,7 +130,6 @@ def _keeps(metadata: Object, status: Object) -> str:
 
 
 def _containers(status: Object) -> Iterator[Object]:
-    """The statuses of all containers."""
     return (_map(one) for name in _STATUSES for one in _list(status.get(name)))
 
 
@@ -214,7 +213,6 @@ def choose(
 
 
 def _too_young(pod: EvictedPod, older_than_s: float | None, now: float) -> str:
-    """Why its age keeps it."""
     if older_than_s is None:
         return ""
     if pod.since is None:
@@ -224,8 +222,6 @@ def _too_young(pod: EvictedPod, older_than_s: float | None, now: float) -> str:
 
 @dataclass
 class Progress:
-    """How far a sweep is."""
-
     total: int
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)

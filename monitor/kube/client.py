@@ -74,8 +74,6 @@ class Listed(Generic[T]):
 
 
 class ApiClient(Transport):
-    """One API server."""
-
     def warm(self) -> Object:
         """Open or prove a connection, and say the server's version. Needs no rights; every 30 s keeps it open."""
         what = "get the version"

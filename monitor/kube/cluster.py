@@ -174,7 +174,6 @@ class Credentials:
 
 
 def fixed(token: str = "") -> Credentials:
-    """A token that does not change, or none."""
     return Credentials(lambda: (token, lambda: True))
 
 

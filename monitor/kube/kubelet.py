@@ -79,8 +79,6 @@ def _tls(trust: KubeletTrust, where: str) -> TlsSettings:
 
 
 class KubeletClient(Transport):
-    """One kubelet."""
-
     def pods(self, decode: Callable[[Object], T | None]) -> tuple[T, ...]:
         """The node's pods as the kubelet knows them, static ones too; what ``decode`` makes of each, without None."""
         what = "get the kubelet's /pods"

@@ -49,7 +49,6 @@ class BackOff:
         return max(pause_s, min(asked_s, 10 * self._cap_s) + random() * self._first_s)
 
     def reset(self) -> None:
-        """Begin anew: it works again."""
         self._pause_s = self._first_s
 
 

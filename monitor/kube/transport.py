@@ -283,7 +283,6 @@ class Transport:
             self._keep(made, answer.complete)
 
     def close(self) -> None:
-        """Close the idle connections."""
         while (one := self._taken()) is not None:
             one.close()
 

@@ -192,7 +192,6 @@ class PodFeed(ABC):
             return found + [one for one in (self._failure, stored) if one]
 
     def replace_all(self, pods: Mapping[str, Known]) -> None:
-        """These are all pods there are."""
         self._take(pods, self._pods if self.synced else {}, answered=True)  # what ended before this process is reported
 
     def put(self, one: Known) -> None:

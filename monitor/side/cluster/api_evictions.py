@@ -46,8 +46,6 @@ ACCEPTED, BUDGET, GONE, FAILED, AWAY = OUTCOMES = ("accepted", "budget", "gone",
 
 
 class Asked(NamedTuple):
-    """A pod that may be evicted."""
-
     uid: str
     namespace: str
     name: str
