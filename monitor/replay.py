@@ -23,13 +23,12 @@ from monitor.hot.pass_record import (
 from monitor.link.messages import NAMES, HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import BUSY, EVICT, HELD, Decisions, gate
-from monitor.policy.eviction_pass import hurries, is_of_memory, is_urgent, run_pass
+from monitor.policy.eviction_pass import State, hurries, is_of_memory, is_urgent, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import judge as judge_suspension
-from monitor.policy.synchronize import State
 from monitor.race import episode
 from monitor.race.codec import decode
 from monitor.race.events import Clock, End, event_from_json

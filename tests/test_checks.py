@@ -105,8 +105,8 @@ def test_a_command_or_option_that_is_none_is_found(text: str, expected: list[str
     "second",
     [
         "monitor/policy/none.py: synchronize",
-        "monitor/policy/synchronize.py: none",
-        "monitor/policy/synchronize.py: State.none",
+        "monitor/policy/eviction_pass.py: none",
+        "monitor/policy/eviction_pass.py: State.none",
         "monitor/policy/quantity.py: Quantity",
         "bpf/pressure.c: none",
     ],
@@ -116,7 +116,7 @@ def test_a_gap_in_the_way_of_a_record_is_found(second: str) -> None:
 
 
 def test_the_way_has_no_gap() -> None:
-    assert list(gaps("monitor/policy/synchronize.py: synchronize")) == []
+    assert list(gaps("monitor/policy/eviction_pass.py: synchronize")) == []
 
 
 def gaps(second: str) -> Iterator[str]:

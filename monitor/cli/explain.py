@@ -23,7 +23,7 @@ from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy import signals
-from monitor.policy.eviction_pass import PassConfig, run_pass
+from monitor.policy.eviction_pass import Outcome, PassConfig, State, run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import KubeletResult, admit, is_limited, kubelet_pass, message_for, storage_violation
 from monitor.policy.layout import NO_OVERLAY
@@ -31,7 +31,6 @@ from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import MEMORY, PID, Observation
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import Ranked, rank_pods
 from monitor.settings.config import RunConfig

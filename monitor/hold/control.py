@@ -18,9 +18,8 @@ from monitor.hold.pod_brake import ROOM, panics_at_cap
 from monitor.link.messages import KubeletEviction, Softened
 from monitor.link.outbox import Outbox
 from monitor.policy import hold
-from monitor.policy.eviction_pass import is_of_memory, is_urgent
+from monitor.policy.eviction_pass import Outcome, is_of_memory, is_urgent
 from monitor.policy.hold import FREE, Look, Pod, State, may_run
-from monitor.policy.synchronize import Outcome
 from monitor.settings.config import RunConfig
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry

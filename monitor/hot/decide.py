@@ -23,13 +23,21 @@ from monitor.link.outbox import Outbox
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, SIGNALLED, gate
-from monitor.policy.eviction_pass import PassConfig, PassResult, hurries, is_of_memory, reconfigured, run_pass
+from monitor.policy.eviction_pass import (
+    Outcome,
+    PassConfig,
+    PassResult,
+    State,
+    hurries,
+    is_of_memory,
+    reconfigured,
+    run_pass,
+)
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.policy.suspension import Answer
-from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import RunConfig
 from monitor.sources.gauge import Gauge

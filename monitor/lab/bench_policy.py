@@ -16,11 +16,10 @@ import time
 from typing import Any
 
 from monitor.lab.bench import STATISTICS, Found, Row, bench, number, progress, summary
-from monitor.policy.eviction_pass import PassConfig
+from monitor.policy.eviction_pass import PassConfig, State
 from monitor.policy.kubelet_pass import kubelet_pass
 from monitor.policy.pods import pod_from_object
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import State
 from monitor.policy.thresholds import parse_thresholds
 
 SIZES = (10, 50, 110, 250, 500, 1000, 2500, 5000)

@@ -23,11 +23,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monitor.policy import pending_release
-from monitor.policy.eviction_pass import PassConfig, PassResult, is_of_memory
+from monitor.policy.eviction_pass import Outcome, PassConfig, PassResult, is_of_memory
 from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, RESOURCE, Observation
 from monitor.policy.suspension import GO, WAIT, Answer
-from monitor.policy.synchronize import Outcome
 
 NO_VICTIM, BUSY, SIGNALLED, PRESSED = "no victim", "busy", "signalled", "pressed"
 RETURNS, SUSPENDED, HELD, EVICT = "returns", "suspended", "held", "evict"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from monitor.policy.eviction_pass import PassConfig, PassResult, run_pass
+from monitor.policy.eviction_pass import Outcome, PassConfig, PassResult, State, run_pass
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
 from monitor.policy.pods import Pod, Toleration, per_pod
 from monitor.policy.qos import BEST_EFFORT, is_critical, qos_class
@@ -17,7 +17,6 @@ from monitor.policy.ranking import Candidate
 from monitor.policy.resources import pod_limit
 from monitor.policy.signals import MEMORY_PRESSURE, RESOURCE, Observation
 from monitor.policy.stats import PodStats, Summary
-from monitor.policy.synchronize import Outcome, State
 from monitor.policy.thresholds import Threshold
 from monitor.policy.victims import rank_pods
 

@@ -15,10 +15,9 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from monitor.policy.eviction_pass import PassConfig, PassResult, run_pass
+from monitor.policy.eviction_pass import PassConfig, PassResult, State, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import Observation
-from monitor.policy.synchronize import State
 from monitor.policy.thresholds import kubelets
 from monitor.race.codec import Record
 from monitor.race.events import Crossing, Sample

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.pods.manifest_files import manifest
 from monitor.policy.configuration import Source, in_force
-from monitor.policy.eviction_pass import PassConfig
+from monitor.policy.eviction_pass import PassConfig, State
 from monitor.policy.explain import why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import admit, kubelet_pass
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
@@ -20,7 +20,6 @@ from monitor.policy.quantity import PolicyError
 from monitor.policy.releases import CURRENT, ERAS, Era, era
 from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_PRESSURE
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import State
 from monitor.policy.victims import DECIDING
 from tests.policy.builders import GI, IMAGEFS, MI, container, crowds, pod, ranked, stats, summary
 

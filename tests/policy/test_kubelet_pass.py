@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from monitor.policy.eviction_pass import PassConfig
+from monitor.policy.eviction_pass import PassConfig, State
 from monitor.policy.kubelet_pass import KubeletResult, kubelet_pass
 from monitor.policy.pods import Pod
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import State
 from monitor.policy.thresholds import parse_thresholds
 from tests.policy.builders import GI, IMAGEFS, MI, pod, stats, summary
 

@@ -3,7 +3,7 @@
 import pytest
 
 from monitor.policy.errors import PolicyError
-from monitor.policy.eviction_pass import PassConfig, run_pass
+from monitor.policy.eviction_pass import PassConfig, State, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import (
     ALLOCATABLE_MEMORY,
@@ -16,7 +16,6 @@ from monitor.policy.signals import (
     Observation,
     used,
 )
-from monitor.policy.synchronize import State
 from monitor.policy.thresholds import kubelets, parse_thresholds
 
 HOG = Candidate("uid-hog", "shop", "hog", 0, 0, 500, False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monitor.policy.ranking import Candidate, memory_key
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY, Observation
-from monitor.policy.synchronize import EvictionConfig, Outcome, State, synchronize
+from monitor.policy.eviction_pass import EvictionConfig, Outcome, State, synchronize
 from monitor.policy.thresholds import Threshold, parse_thresholds
 
 S = 10**9

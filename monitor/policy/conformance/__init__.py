@@ -14,13 +14,12 @@ from monitor.policy.compat import KUBELET
 from monitor.policy.conformance import steps
 from monitor.policy.conformance.steps import SECOND, Case, by_text, comparable, config_maps, layout, pod_of, recorded
 from monitor.policy.errors import PolicyError
-from monitor.policy.eviction_pass import PassConfig
+from monitor.policy.eviction_pass import PassConfig, State
 from monitor.policy.kubelet_pass import NODE_REASON, REASON, Eviction, KubeletResult, admit, kubelet_pass
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES
 from monitor.policy.pods import Pod
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import Summary
-from monitor.policy.synchronize import State
 from monitor.policy.thresholds import parse_thresholds
 
 
