@@ -1,4 +1,4 @@
-"""A recording through the same code as live: `synchronize` decides every pass again, `episode.feed` and `verdict`
+"""A recording through the same code as live: `run_pass` decides every pass again, `episode.feed` and `verdict`
 make the incidents again. Nothing is looked at but the recording, so the same one gives the same answer every time.
 
 Every pass is compared with what the daemon decided then; a difference is a defect, or another version's policy.

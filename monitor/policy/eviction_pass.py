@@ -33,6 +33,8 @@ from monitor.policy.thresholds import LESS_THAN, Threshold
 
 #: Grace of a hard eviction in seconds. (0 would have meant "the pod's own grace" to the kubelet's pod worker.)
 HARD_GRACE_S = 1
+#: The least grace a pod worker of the kubelet takes, in seconds.
+LEAST_GRACE_S = 1
 #: terminationGracePeriodSeconds of a pod that names none: the API server and the kubelet fill it in.
 DEFAULT_POD_GRACE_S = 30
 
@@ -47,23 +49,32 @@ class _Rule(NamedTuple):
 
     threshold: Threshold
     signal: str
-    slot: int  # of its signal in EvictionConfig.signals
-    condition: int  # in EvictionConfig.conditions
+    slot: int  # of its signal in PassConfig.signals
+    condition: int  # in PassConfig.conditions
     grace_ns: int
     fixed: int | None
 
 
 @dataclass(frozen=True)
-class EvictionConfig:
-    """What `synchronize` goes by. `transition_period_ns`: how long a condition outlives its threshold (0: none is in
-    force). `max_pod_grace_s`: the most for a soft threshold; negative leaves it to the pod, as the kubelet documents,
-    or is passed through, as its code does, with `compat` "kubelet-1.36" (docs/differences.md).
+class PassConfig:
+    """What all passes of a daemon or a kubelet go by. `thresholds` are those of the configuration, without the overlay
+    for the container file system or with it. `transition_period_ns`: how long a condition outlives its threshold (0:
+    none is in force). `max_pod_grace_s`: the most for a soft threshold; negative leaves it to the pod, as the kubelet
+    documents, or is passed through, as its code does, with `compat` "kubelet-1.36" (docs/differences.md).
     """
 
     thresholds: tuple[Threshold, ...]
     transition_period_ns: int
     max_pod_grace_s: int = 0
     compat: str = SANE
+    layout: DiskLayout = SINGLE_DISK
+    local_storage: bool = True
+    era: Era = CURRENT
+    #: A victim for memory gets no grace (SIGKILL) while a hard threshold for memory is met, any other `LEAST_GRACE_S`
+    #: at least. False: the graces a kubelet passes on.
+    kill_at_once: bool = False
+    #: With that: seconds between SIGTERM and SIGKILL at a hard threshold too, while the pod is held (`--hard-grace`).
+    hard_grace_s: int = 0
     #: The signals and conditions the thresholds speak of; a State is laid out along these and `rules`.
     signals: tuple[str, ...] = field(init=False, repr=False, compare=False)
     conditions: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -92,13 +103,26 @@ class EvictionConfig:
             object.__setattr__(self, name, value)
 
     def overlaid(self) -> tuple[Threshold, ...]:
-        """`thresholds`, and what a pass compares beside them."""
-        return self.thresholds
+        return overlay_containerfs(self.thresholds, self.layout) if self.era.containerfs else self.thresholds
+
+    @property
+    def limit_grace_s(self) -> int:
+        """The grace of a pod over a limit of local storage."""
+        return max(LEAST_GRACE_S, self.era.hard_grace_s) if self.kill_at_once else self.era.hard_grace_s
+
+    def before_layout(self) -> PassConfig:
+        """For a kubelet's first pass, which learns the layout of the disks only while it runs: it does not see the
+        thresholds that the layout adds.
+        """
+        made, unseen = copy(self), self.overlaid()[len(self.thresholds) :]
+        # Nothing observed is below that: what is available has 64 bits.
+        rules = [rule._replace(fixed=INT64_MIN) if rule.threshold in unseen else rule for rule in self.rules]
+        object.__setattr__(made, "rules", tuple(rules))
+        return made
 
 
 class State(NamedTuple):
-    """What one pass leaves for the next of the same EvictionConfig (for another: `State()`, or
-    `eviction_pass.reconfigured`).
+    """What one pass leaves for the next of the same PassConfig (for another: `State()`, or `reconfigured`).
 
     Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple: one is made in
     every pass, and a frozen dataclass takes several times as long to make.
@@ -131,15 +155,32 @@ class Outcome(NamedTuple):
 _NOTHING = Outcome(None, None, (), 0, frozenset(), (), (), None)
 
 
-def synchronize(
-    config: EvictionConfig, state: State, observations: Mapping[str, Observation], now_ns: int, rank: Rank
-) -> tuple[State, Outcome]:
-    """One pass. ``rank(signal)`` gives the pods, first victim first, up to the first that is not critical, if one is to
-    be picked. A signal without an observation is not met. Raises ValueError for the state of another configuration.
+class PassResult(NamedTuple):
+    """What a pass decided: `grace_s` are the seconds `outcome.victim` gets between SIGTERM and SIGKILL; 0: SIGKILL."""
+
+    state: State
+    outcome: Outcome
+    grace_s: int
+
+
+def run_pass(
+    config: PassConfig,
+    state: State,
+    observations: Mapping[str, Observation],
+    now_ns: int,
+    rank: Rank,
+    *,
+    clean: Callable[[str], bool] | None = None,
+) -> PassResult:
+    """One pass at ``now_ns``. ``rank(signal)`` gives the pods, first victim first, at least as far as the first that is
+    not critical; asked only when one is to be picked. A signal without an observation is not met.
+
+    ``clean(signal)`` cleans up the node before a pod is evicted; True: that is enough, or not done yet, and this pass
+    evicts no pod. Raises ValueError for the state of another configuration.
     """
     rules = config.rules
     if not rules:
-        return state, _NOTHING
+        return PassResult(state, _NOTHING, 0)
     if len(state.first) != len(rules) or len(state.stamps) != len(config.signals):
         if state.first:
             raise ValueError("the state belongs to another configuration: begin with State()")
@@ -150,26 +191,19 @@ def synchronize(
     last, conditions, deadline = _conditions(config, state, merged, now_ns, deadline)
     stamps = tuple([None if (o := observations.get(signal)) is None else o.stamp_ns for signal in config.signals])
     next_state = State(first, met, stamps, last, conditions)
-    if not merged:
-        if not conditions and deadline is None:
-            return next_state, _NOTHING
-        return next_state, Outcome(None, None, (), 0, conditions, (), (), deadline)
+    if not merged and not conditions and deadline is None:
+        return PassResult(next_state, _NOTHING, 0)
 
     starved = _fresh(config, met, state.stamps, stamps)
-    victim, refused = _pick(() if starved is None else rank(starved.signal))
-    return next_state, Outcome(
-        starved,
-        victim,
-        refused,
-        0 if starved is None or victim is None else _grace(config, starved, victim),
-        conditions,
-        tuple([rules[i].threshold for i in met]),
-        tuple([rules[i].threshold for i in merged]),
-        deadline,
-    )
+    victim, refused = _pick(_candidates(starved, rank, clean))
+    asked_s = 0 if starved is None or victim is None else _grace(config, starved, victim)
+    passed = tuple([rules[i].threshold for i in met])
+    observed = tuple([rules[i].threshold for i in merged])
+    outcome = Outcome(starved, victim, refused, asked_s, conditions, passed, observed, deadline)
+    return PassResult(next_state, outcome, 0 if victim is None else grace_s(config, outcome))
 
 
-def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:
+def _merged(config: PassConfig, held: tuple[int, ...], observations: Mapping[str, Observation]) -> list[int]:
     """The rules met now, and of those met before with grace the ones not yet clear of value + min reclaim."""
     merged: list[int] = []
     kept: list[int] = []
@@ -190,7 +224,7 @@ def _merged(config: EvictionConfig, held: tuple[int, ...], observations: Mapping
 
 
 def _since(
-    config: EvictionConfig, first: tuple[int | None, ...], merged: list[int], now_ns: int
+    config: PassConfig, first: tuple[int | None, ...], merged: list[int], now_ns: int
 ) -> tuple[tuple[int | None, ...], tuple[int, ...], int | None]:
     """Since when each rule is met without a break; which are past their grace; when the next one will be."""
     if not merged:
@@ -212,7 +246,7 @@ def _since(
 
 
 def _conditions(
-    config: EvictionConfig, state: State, merged: list[int], now_ns: int, deadline: int | None
+    config: PassConfig, state: State, merged: list[int], now_ns: int, deadline: int | None
 ) -> tuple[tuple[int | None, ...], frozenset[str], int | None]:
     """When each was last observed, which are in force, and the earlier of ``deadline`` and the end of one. A soft
     threshold raises its condition before its grace is over.
@@ -235,7 +269,7 @@ def _conditions(
 
 
 def _fresh(
-    config: EvictionConfig, met: tuple[int, ...], before: tuple[int | None, ...], stamps: tuple[int | None, ...]
+    config: PassConfig, met: tuple[int, ...], before: tuple[int | None, ...], stamps: tuple[int | None, ...]
 ) -> Threshold | None:
     """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp): the
     first, as the rules stand; to the kubelet likeliest the last for memory.
@@ -252,6 +286,13 @@ def _fresh(
     return found
 
 
+def _candidates(starved: Threshold | None, rank: Rank, clean: Callable[[str], bool] | None) -> Iterable[Candidate]:
+    # There is nothing to clean up for memory.
+    if starved is None or (clean is not None and starved.signal not in MEMORY_SIGNALS and clean(starved.signal)):
+        return ()
+    return rank(starved.signal)
+
+
 def _pick(order: Iterable[Candidate]) -> tuple[Candidate | None, tuple[Candidate, ...]]:
     """The first pod that may be evicted, and the critical ones before it."""
     refused: list[Candidate] = []
@@ -262,7 +303,7 @@ def _pick(order: Iterable[Candidate]) -> tuple[Candidate | None, tuple[Candidate
     return None, tuple(refused)
 
 
-def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int:
+def _grace(config: PassConfig, starved: Threshold, victim: Candidate) -> int:
     """Seconds of grace asked for. (A real kubelet's runtime layer then makes it 2 s at least.)"""
     if starved.hard:
         return HARD_GRACE_S
@@ -276,78 +317,6 @@ def _grace(config: EvictionConfig, starved: Threshold, victim: Candidate) -> int
 def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:
     signal = threshold.signal
     return (signal not in MEMORY_SIGNALS, not threshold.hard, signal not in _ALLOCATABLE, ALL_SIGNALS.index(signal))
-
-
-#: The least grace a pod worker of the kubelet takes, in seconds.
-LEAST_GRACE_S = 1
-
-
-@dataclass(frozen=True)
-class PassConfig(EvictionConfig):
-    """What all passes of a daemon or a kubelet have in common. `thresholds` are those of the configuration, with or
-    without the overlay for the container file system.
-    """
-
-    layout: DiskLayout = SINGLE_DISK
-    local_storage: bool = True
-    era: Era = CURRENT
-    #: A victim for memory gets no grace (SIGKILL) while a hard threshold for memory is met, any other `LEAST_GRACE_S`
-    #: at least. False: the graces a kubelet passes on.
-    kill_at_once: bool = False
-    #: With that: seconds between SIGTERM and SIGKILL at a hard threshold too, while the pod is held (`--hard-grace`).
-    hard_grace_s: int = 0
-
-    def overlaid(self) -> tuple[Threshold, ...]:
-        return overlay_containerfs(self.thresholds, self.layout) if self.era.containerfs else self.thresholds
-
-    @property
-    def limit_grace_s(self) -> int:
-        """The grace of a pod over a limit of local storage."""
-        return max(LEAST_GRACE_S, self.era.hard_grace_s) if self.kill_at_once else self.era.hard_grace_s
-
-    def before_layout(self) -> PassConfig:
-        """For a kubelet's first pass, which learns the layout of the disks only while it runs: it does not see the
-        thresholds that the layout adds.
-        """
-        made, unseen = copy(self), self.overlaid()[len(self.thresholds) :]
-        # Nothing observed is below that: what is available has 64 bits.
-        rules = [rule._replace(fixed=INT64_MIN) if rule.threshold in unseen else rule for rule in self.rules]
-        object.__setattr__(made, "rules", tuple(rules))
-        return made
-
-
-class PassResult(NamedTuple):
-    """What a pass decided: `grace_s` are the seconds `outcome.victim` gets between SIGTERM and SIGKILL; 0: SIGKILL."""
-
-    state: State
-    outcome: Outcome
-    grace_s: int
-
-
-def run_pass(
-    config: PassConfig,
-    state: State,
-    observations: Mapping[str, Observation],
-    now_ns: int,
-    rank: Rank,
-    *,
-    clean: Callable[[str], bool] | None = None,
-) -> PassResult:
-    """One pass at ``now_ns`` (nanoseconds). ``rank(signal)`` gives the candidates, first victim first, at least as far
-    as the first that is not critical; asked only when one is to be picked.
-
-    ``clean(signal)`` cleans up the node before a pod is evicted; True: that is enough, or not done yet, and this pass
-    evicts no pod. Raises ValueError for the state of another configuration.
-    """
-
-    def candidates(signal: str) -> Iterable[Candidate]:
-        # There is nothing to clean up for memory.
-        if clean is not None and signal not in MEMORY_SIGNALS and clean(signal):
-            return ()
-        return rank(signal)
-
-    state, outcome = synchronize(config, state, observations, now_ns, candidates)
-    return PassResult(state, outcome, 0 if outcome.victim is None else grace_s(config, outcome))
 
 
 def reconfigured(old: PassConfig, state: State, new: PassConfig) -> State:

@@ -45,7 +45,7 @@ IMPURE_CALLS = ("open", "print", "input", "exec", "eval", "__import__")
 #: The same in a part whose answers are kept and compared: id() of a value differs from run to run.
 IMPURE_CALLS_OF = {"policy": IMPURE_CALLS, "race": (*IMPURE_CALLS, "id")}
 #: Name of a function or module -> the only file that may use it.
-ONE_USER = {"synchronize": "monitor/policy/eviction_pass.py", "bcc": "monitor/kernel/loader.py"}
+ONE_USER = {"bcc": "monitor/kernel/loader.py"}
 #: What is longer has two subjects. (At 350 lines 130 files of monitor/ had one importer: halves of an idea.)
 MOST_LINES = {"monitor": 450, "scripts": 350, "tests": 450}
 

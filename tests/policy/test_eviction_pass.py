@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from monitor.policy.compat import KUBELET, SANE
 from monitor.policy.eviction_pass import (
+    Outcome,
     PassConfig,
     PassResult,
+    State,
     grace_s,
     is_of_memory,
     reconfigured,
@@ -19,7 +21,6 @@ from monitor.policy.eviction_pass import (
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, NODEFS, Observation
-from monitor.policy.eviction_pass import Outcome, State
 from monitor.policy.thresholds import Threshold, parse_thresholds
 from tests.policy.test_ranking import CANDIDATES
 from tests.policy.test_synchronize import CAPACITY, PODS, S

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from monitor.policy.ranking import Candidate, memory_key
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY, Observation
-from monitor.policy.eviction_pass import EvictionConfig, Outcome, State, synchronize
+from monitor.policy.eviction_pass import Outcome, PassConfig, State, run_pass
+from monitor.policy.layout import NO_OVERLAY
 from monitor.policy.thresholds import Threshold, parse_thresholds
 
 S = 10**9
@@ -24,7 +25,7 @@ PODS = sorted([pod("small", 5), pod("big", 50), pod("huge-critical", 500, critic
 
 
 def run(
-    config: EvictionConfig,
+    config: PassConfig,
     state: State,
     now: int,
     seen: Mapping[str, int],
@@ -33,10 +34,10 @@ def run(
 ) -> tuple[State, Outcome]:
     """One pass at ``now`` seconds; ``seen`` gives what is available; they are stamped now unless ``stamp`` is given."""
     observations = {s: Observation(a, CAPACITY, now * S if stamp < 0 else stamp) for s, a in seen.items()}
-    return synchronize(config, state, observations, now * S, lambda _: pods)
+    return run_pass(config, state, observations, now * S, lambda _: pods)[:2]
 
 
-def first_observed(config: EvictionConfig, state: State) -> dict[Threshold, int]:
+def first_observed(config: PassConfig, state: State) -> dict[Threshold, int]:
     """Since when each threshold that is met now has been; of two that are equal, the first."""
     found: dict[Threshold, int] = {}
     for rule, since in zip(config.rules, state.first, strict=False):
@@ -52,7 +53,7 @@ SEEN = st.dictionaries(st.sampled_from([MEMORY, ALLOCATABLE_MEMORY]), AVAILABLE)
 
 @dataclass(frozen=True)
 class Line:
-    config: EvictionConfig
+    config: PassConfig
     steps: tuple[tuple[int, dict[str, int], bool, tuple[Candidate, ...]], ...]  # seconds later, available, stale, pods
 
 
@@ -62,7 +63,7 @@ def lines(draw: st.DrawFn) -> Line:
     maps = [draw(st.dictionaries(signals, VALUES)) for _ in range(3)]
     graces = {s: draw(st.sampled_from(["0s", "5s", "20s"])) for s in maps[1]}
     thresholds = parse_thresholds(maps[0], maps[1], graces, maps[2], draw(st.sampled_from([(), ("pods",)])))
-    config = EvictionConfig(thresholds, draw(st.sampled_from([0, 5, 30])) * S, draw(st.integers(-1, 60)))
+    config = PassConfig(thresholds, draw(st.sampled_from([0, 5, 30])) * S, draw(st.integers(-1, 60)))
     pods = st.lists(
         st.builds(
             pod, st.sampled_from("abcde"), st.none() | st.integers(0, 3), st.booleans(), st.none() | st.integers(0, 60)
@@ -114,8 +115,8 @@ def test_nothing_changes_before_the_deadline_and_something_does_at_it(line: Line
         due = outcome.next_deadline_ns // S
         assert due > now
         observations = {s: Observation(a, CAPACITY, 10**6 * S) for s, a in seen.items()}
-        just_before = synchronize(line.config, state, observations, due * S - 1, lambda _, pods=pods: pods)[1]
-        at = synchronize(line.config, state, observations, due * S, lambda _, pods=pods: pods)[1]
+        just_before = run_pass(line.config, state, observations, due * S - 1, lambda _, pods=pods: pods).outcome
+        at = run_pass(line.config, state, observations, due * S, lambda _, pods=pods: pods).outcome
         if just_before.observed == outcome.observed:
             assert (just_before.met, just_before.conditions) == (outcome.met, outcome.conditions)
             assert (at.met, at.conditions) != (outcome.met, outcome.conditions)
@@ -123,7 +124,7 @@ def test_nothing_changes_before_the_deadline_and_something_does_at_it(line: Line
 
 @pytest.mark.parametrize(("own", "granted"), [(45, 45), (None, 30), (0, 0)])
 def test_a_negative_most_grace_leaves_it_to_the_pod(own: int | None, granted: int) -> None:
-    config = EvictionConfig(parse_thresholds(None, {MEMORY: "100"}, {MEMORY: "1s"}), 300 * S, max_pod_grace_s=-1)
+    config = PassConfig(parse_thresholds(None, {MEMORY: "100"}, {MEMORY: "1s"}), 300 * S, max_pod_grace_s=-1)
     state, _ = run(config, State(), 0, {MEMORY: 50})
     _, outcome = run(config, state, 1, {MEMORY: 50}, [pod("a", grace=own)])
     assert outcome.grace_s == granted
@@ -131,13 +132,13 @@ def test_a_negative_most_grace_leaves_it_to_the_pod(own: int | None, granted: in
 
 def test_of_two_disks_and_process_ids_the_first_of_the_signals_goes_first() -> None:
     """What is of memory before all else: test_eviction_pass.py; hard before soft, kubepods first: the oracle."""
-    config = EvictionConfig(parse_thresholds({"pid.available": "100", "nodefs.available": "100"}), 300 * S)
+    config = PassConfig(parse_thresholds({"pid.available": "100", "nodefs.available": "100"}), 300 * S, layout=NO_OVERLAY)
     _, outcome = run(config, State(), 1, dict.fromkeys(CONDITION, 0))
     assert outcome.starved.signal == "nodefs.available"
 
 
 def test_the_state_of_another_configuration_is_refused() -> None:
-    state, _ = run(EvictionConfig(parse_thresholds({MEMORY: "100"}), 300 * S), State(), 1, {MEMORY: 0})
-    both = EvictionConfig(parse_thresholds({MEMORY: "1"}, None, None, None, ["pods"]), S)
+    state, _ = run(PassConfig(parse_thresholds({MEMORY: "100"}), 300 * S), State(), 1, {MEMORY: 0})
+    both = PassConfig(parse_thresholds({MEMORY: "1"}, None, None, None, ["pods"]), S)
     with pytest.raises(ValueError, match="another configuration"):
         run(both, state, 2, {MEMORY: 0})
