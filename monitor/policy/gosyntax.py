@@ -77,8 +77,7 @@ def parse_percentage(text: str) -> float:
     """The fraction that ``10%`` stands for, twice rounded to 32 bits as in the kubelet: 0.10000000149011612. Raises
     PolicyError with Go's text; NaN and infinities are accepted.
     """
-    number = parse_float32(text.rstrip("%"))
-    return float(struct.unpack("<f", struct.pack("<f", number / 100))[0])
+    return _float32(parse_float32(text.rstrip("%")) / 100)
 
 
 def parse_float32(text: str) -> float:
@@ -100,29 +99,26 @@ def parse_float32(text: str) -> float:
         digits, base, power = int(whole + fraction, 16), 2, exponent - 4 * len(fraction)
     else:
         digits, base, power = int(whole + fraction), 10, exponent - len(fraction)
-    value = _round32(digits * base ** max(power, 0), base ** max(-power, 0))
-    if value == math.inf:
-        raise _number_error(text, "value out of range")
+    try:
+        value = _round32(digits * base ** max(power, 0), base ** max(-power, 0))
+    except OverflowError:
+        raise _number_error(text, "value out of range") from None
     return -value if match[1] == "-" else value
 
 
 def _round32(numerator: int, denominator: int) -> float:
-    """numerator / denominator rounded once, half to even, to 24 bits; infinity when out of range."""
-    if numerator == 0:
-        return 0.0
-    # 24 bits of mantissa, the smallest exponent 2^-149. One bit fewer is left to the second try.
-    exponent = max(numerator.bit_length() - denominator.bit_length() - 24, -149)
-    while True:
-        top, bottom = numerator << max(-exponent, 0), denominator << max(exponent, 0)
-        mantissa, rest = divmod(top, bottom)
-        if mantissa < 2**24:
-            break
-        exponent += 1
-    if rest * 2 > bottom or (rest * 2 == bottom and mantissa & 1):
-        mantissa += 1
-    if mantissa.bit_length() + exponent > 128:
-        return math.inf
-    return math.ldexp(mantissa, exponent)
+    """numerator / denominator rounded once, half to even. Raises OverflowError."""
+    near = numerator / denominator
+    whole, part = near.as_integer_ratio()
+    more = numerator * part - whole * denominator
+    # On the way to 32 bits the last of 64 is set where something was cut off, so that nothing looks like a half.
+    if more and not struct.pack("<d", near)[0] & 1:
+        near = math.nextafter(near, math.inf if more > 0 else 0.0)
+    return _float32(near)
+
+
+def _float32(number: float) -> float:
+    return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
 def _underscores_ok(text: str, hexadecimal: bool) -> bool:

@@ -1,8 +1,4 @@
-"""Kubernetes quantities (`100Mi`, `1.5`, `2e3`): exact values with the kubelet's grammar, rounding and spelling.
-
-Beside the value travels how the kubelet would hold it (64 bits with a decimal scale, or a big decimal): that decides
-which parsed texts keep their spelling, and what ``Value()`` answers when it overflows.
-"""
+"""Kubernetes quantities (`100Mi`, `1.5`, `2e3`): exact values with the kubelet's grammar, rounding and spelling."""
 
 from __future__ import annotations
 
@@ -43,14 +39,11 @@ MAX_LENGTH = 512
 class Quantity:
     """An exact amount that compares, adds and subtracts exactly; ``str()`` is the canonical text.
 
-    ``nanos``: in units of 1e-9; ``format``: the family of suffixes; ``scale``, ``big``: as the kubelet holds it
-    (mantissa * 10^scale, in 64 bits or not); ``text``: the spelling kept from parsing.
+    ``nanos``: in units of 1e-9; ``format``: the family of suffixes; ``text``: the spelling kept from parsing.
     """
 
     nanos: int
     format: str = DECIMAL_SI
-    scale: int = 0
-    big: bool = False
     text: str = ""
 
     @classmethod
@@ -93,33 +86,15 @@ class Quantity:
         return self.nanos < other.nanos
 
     def __add__(self, other: Quantity) -> Quantity:
-        return self._sum(other, 1)
+        # Zero has no family of its own: it takes that of what is added to it.
+        return Quantity(self.nanos + other.nanos, self.format if self.nanos else other.format)
 
     def __sub__(self, other: Quantity) -> Quantity:
-        return self._sum(other, -1)
-
-    def _sum(self, other: Quantity, sign: int) -> Quantity:
-        # Zero has no family of its own: it takes that of what is added to it.
-        fmt = other.format if self.nanos == 0 else self.format
-        nanos = self.nanos + sign * other.nanos
-        scale = min(self.scale, other.scale)
-        big = self.big or other.big
-        if not big:
-            unit = _pow10(9 + scale)
-            big = any(part // unit != int64(part // unit) for part in (self.nanos, other.nanos, nanos))
-        return Quantity(nanos, fmt, scale, big)
+        return Quantity(self.nanos - other.nanos, self.format if self.nanos else other.format)
 
     def int64(self, digits: int = 0) -> int:
-        """The kubelet's ``Value()`` (``digits`` 0) or ``MilliValue()`` (3) in 64 bits, for conformance: `value`, but a
-        fraction below zero is rounded away from zero, or of a big decimal, wrapped to 64 bits first, up.
-        """
-        nanos = self.nanos
-        if self.big and nanos < 0:
-            unit = _pow10(9 + self.scale)
-            nanos = int64(nanos // unit) * unit
-        whole, rest = divmod(abs(nanos), _pow10(9 - digits))
-        up = 1 if rest else 0
-        return int64(whole + up if nanos >= 0 else up - whole if self.big else -whole - up)
+        """`value` (of thousandths, with ``digits`` 3) in 64 bits: the kubelet's ``Value()`` and ``MilliValue()``."""
+        return int64(-(-self.nanos // _pow10(9 - digits)))
 
     def __str__(self) -> str:
         return self.text or self._canonical()
@@ -148,7 +123,7 @@ class Quantity:
             else:
                 power = 0
                 # The smallest 64-bit integer has no positive twin, so the kubelet cannot shorten it.
-                while power < 6 and whole % 1024 == 0 and (self.big or whole != INT64_MIN):
+                while power < 6 and whole % 1024 == 0 and whole != INT64_MIN:
                     whole //= 1024
                     power += 1
                 return f"{whole}{_BINARY_SUFFIX[power]}"
@@ -191,13 +166,13 @@ def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_di
     sign = -1 if text[0] == "-" else 1
     digits = whole + fraction
     number = int(digits)
-    scale = 0 if fmt == BINARY_SI else exponent - len(fraction)
     if fmt == BINARY_SI and not fraction and 14 - len(whole) - exponent * 3 // 10 >= 0:
-        return Quantity(sign * (number << exponent) * _NANO, fmt, text=text if number & 7 else "")
+        return Quantity(sign * (number << exponent) * _NANO, fmt, text if number & 7 else "")
+    scale = exponent - len(fraction)
     if fmt != BINARY_SI and len(digits) <= _INT64_DIGITS and scale >= -9:
         # A spelling already canonical is kept, also one that only looks so (`1.M`, `007k`).
         keep = scale % 3 == 0 and not digits.endswith("000") and digits[0] != "0"
-        return Quantity(sign * number * _pow10(9 + scale), fmt, scale, text=text if keep else "")
+        return Quantity(sign * number * _pow10(9 + scale), fmt, text if keep else "")
     if not has_digits:
         raise PolicyError(_WRONG_NUMBER)
     # Amounts too fine for nano units round away from zero: a request of something is never a request of nothing.
@@ -207,4 +182,4 @@ def _build(text: str, whole: str, fraction: str, exponent: int, fmt: str, has_di
     nanos = number * _pow10(power) if power >= 0 else -(-number // _pow10(-power))
     if fmt == BINARY_SI and nanos > INT64_MAX * _NANO:
         return Quantity(sign * INT64_MAX * _NANO, fmt)
-    return Quantity(sign * nanos, fmt, -9, True)
+    return Quantity(sign * nanos, fmt)

@@ -12,7 +12,7 @@ from typing import Any
 
 from monitor.policy.compat import KUBELET
 from monitor.policy.conformance import steps
-from monitor.policy.conformance.steps import SECOND, Case, by_text, comparable, config_maps, layout, pod_of, recorded
+from monitor.policy.conformance.steps import SECOND, Case, config_maps, layout, pod_of, recorded
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, State
 from monitor.policy.kubelet_pass import NODE_REASON, REASON, Eviction, KubeletResult, admit, kubelet_pass
@@ -148,12 +148,12 @@ def _answer(config: PassConfig, result: KubeletResult, now: int) -> dict[str, An
         },
         "secondsSinceStart": now / SECOND,
         "summaryGetCalls": result.summary_reads,
-        "thresholdsFirstObservedAt": by_text(
-            {"secondsSinceStart": since / SECOND, "threshold": comparable(rule.threshold)}
+        "thresholdsFirstObservedAt": sorted(
+            (repr(rule.threshold), since / SECOND)
             for rule, since in zip(config.rules, state.first, strict=False)
             if since is not None
         ),
-        "thresholdsMet": by_text(comparable(config.rules[i].threshold) for i in state.met),
+        "thresholdsMet": sorted(repr(config.rules[i].threshold) for i in state.met),
     }
 
 
@@ -186,16 +186,15 @@ def _admitted(pod: Pod, conditions: frozenset[str]) -> dict[str, Any]:
 
 def _recorded_step(step: Case) -> dict[str, Any]:
     firsts = step["thresholdsFirstObservedAt"] or ()
+    since = [float(first["secondsSinceStart"]) for first in firsts]
     return {
         **step,
         **{key: step[key] or [] for key in ("admit", "events", "evictedPods", "gcCalls")},
         "kills": [{**kill, "conditions": kill["conditions"] or []} for kill in step["kills"] or ()],
         "nodeConditions": sorted(step["nodeConditions"] or ()),
         "nodeConditionsLastObservedAt": step["nodeConditionsLastObservedAt"] or {},
-        "thresholdsFirstObservedAt": by_text(
-            {"secondsSinceStart": float(f["secondsSinceStart"]), "threshold": recorded(f["threshold"])} for f in firsts
-        ),
-        "thresholdsMet": by_text(recorded(t) for t in step["thresholdsMet"] or ()),
+        "thresholdsFirstObservedAt": sorted(zip(recorded(first["threshold"] for first in firsts), since, strict=True)),
+        "thresholdsMet": sorted(recorded(step["thresholdsMet"])),
     }
 
 

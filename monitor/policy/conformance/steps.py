@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal, localcontext
 from itertools import groupby
@@ -29,7 +28,7 @@ from monitor.policy.resources import pod_request, with_gate_off
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, Observation
 from monitor.policy.sizing import reserve
 from monitor.policy.stats import PodStats, Summary
-from monitor.policy.thresholds import Threshold, ThresholdValue, parse_thresholds
+from monitor.policy.thresholds import LESS_THAN, Threshold, ThresholdValue, parse_thresholds
 from monitor.policy.victims import DECIDING, rank_pods
 
 SECOND = 10**9
@@ -59,16 +58,17 @@ def quantity_math(given: Case, answer: Any) -> Pair:
 
 
 def _figures(q: Quantity, answer: Any) -> dict[str, Any]:
-    """The 64-bit figures are binding only where the amount fits 64 bits (a thousand times for milli)."""
-    value, milli, milli_value = str(q.int64()), str(q.int64(3)), -(-q.nanos // 10**6)
-    if answer is not None and q.value != int64(q.value):
-        value = answer["value"]
-    if answer is not None and milli_value != int64(milli_value):
-        milli = answer["milliValue"]
+    """The 64-bit figures are binding only where the amount fits 64 bits (a thousand times for milli), and is no fraction
+    below zero, which the kubelet rounds up or down: nothing is decided by one.
+    """
+    figures = {}
+    for name, unit in (("value", 10**9), ("milliValue", 10**6)):
+        amount = -(-q.nanos // unit)
+        binding = amount == int64(amount) and (q.nanos > 0 or not q.nanos % unit)
+        figures[name] = str(amount) if binding or answer is None else answer[name]
     return {
+        **figures,
         "string": q.kubelet_text(),
-        "value": value,
-        "milliValue": milli,
         "asDec": _exact(q.nanos),
         "sign": (q.nanos > 0) - (q.nanos < 0),
         "isZero": q.is_zero,
@@ -90,12 +90,12 @@ def _exact(nanos: int) -> str:
 
 def parse_threshold_config(given: Case, answer: Any) -> Pair:
     """The thresholds in any order, or the text of the error."""
-    want = {"error": answer["error"], "thresholds": by_text(recorded(t) for t in answer["thresholds"] or ())}
+    want = {"error": answer["error"], "thresholds": sorted(recorded(answer["thresholds"]))}
     try:
         found = parse_thresholds(*config_maps(given))
     except PolicyError as error:
         return {"error": str(error), "thresholds": []}, want
-    return {"error": None, "thresholds": by_text(comparable(t) for t in found)}, want
+    return {"error": None, "thresholds": sorted(map(repr, found))}, want
 
 
 def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
@@ -108,8 +108,8 @@ def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
     kind, these = ("soft", soft) if (soft := [t for t in replaced if not t.hard]) else ("hard", replaced)
     last = [f"found {t.signal} for {kind} eviction. ignoring" for t in these]
     error = answer["error"] if answer["error"] in last else (last[-1] if last else None)
-    got = {"error": error, "thresholds": by_text(comparable(t) for t in overlaid)}
-    return got, {"error": answer["error"], "thresholds": by_text(recorded(t) for t in answer["thresholds"])}
+    got = {"error": error, "thresholds": sorted(map(repr, overlaid))}
+    return got, {"error": answer["error"], "thresholds": sorted(recorded(answer["thresholds"]))}
 
 
 def threshold_quantity(given: Case, answer: Any) -> Pair:
@@ -210,16 +210,11 @@ def thresholds_met(given: Case, answer: Any) -> Pair:
         if seen is not None and t.met(seen.available, seen.capacity, reclaim):
             met.append(t)
     got = {
-        "met": [comparable(t) for t in met],
+        "met": list(map(repr, met)),
         "nodeConditions": list(dict.fromkeys(CONDITION[t.signal] for t in met)),
         "observations": _observed(summary),
     }
-    want = {
-        **answer,
-        "met": [recorded(t) for t in answer["met"] or ()],
-        "nodeConditions": answer["nodeConditions"] or [],
-    }
-    return got, want
+    return got, {**answer, "met": recorded(answer["met"]), "nodeConditions": answer["nodeConditions"] or []}
 
 
 def grace_period(given: Case, answer: Any) -> Pair:
@@ -231,7 +226,7 @@ def grace_period(given: Case, answer: Any) -> Pair:
     for t, ago in zip(thresholds, agos, strict=True):
         config, starved = PassConfig((t,), SECOND, layout=NO_OVERLAY), {t.signal: Observation(INT64_MIN, 0, 0)}
         found += run_pass(config, config.blank._replace(first=(_NOW - ago,)), starved, _NOW, lambda _: ()).outcome.met
-    return by_text(map(comparable, found)), by_text(recorded(t) for t in answer["satisfied"] or ())
+    return sorted(map(repr, found)), sorted(recorded(answer["satisfied"]))
 
 
 def conditions_observed_since(given: Case, answer: Any) -> Pair:
@@ -281,10 +276,11 @@ def layout(given: Case) -> DiskLayout:
 
 
 def threshold(given: Case) -> Threshold:
-    """A threshold as the cases of single steps write it."""
+    """A threshold as the cases of single steps write it, or (with "value" and nanoseconds) as it was recorded."""
     reclaim = given.get("minReclaim")
-    grace = round(given.get("gracePeriodSeconds", 0) * SECOND)
-    return Threshold(given["signal"], _value(given), grace, None if reclaim is None else _value(reclaim))
+    grace = given.get("gracePeriodNanoseconds", round(given.get("gracePeriodSeconds", 0) * SECOND))
+    least = None if reclaim is None else _value(reclaim)
+    return Threshold(given["signal"], _value(given.get("value", given)), int(grace), least, given.get("operator", LESS_THAN))
 
 
 def _value(given: Case) -> ThresholdValue:
@@ -294,40 +290,6 @@ def _value(given: Case) -> ThresholdValue:
     return ThresholdValue(percentage=parse_float32(repr(float(given.get("percentage", 0)))))
 
 
-def comparable(t: Threshold) -> dict[str, Any]:
-    """One of our thresholds, shaped like a recorded one (see `recorded`)."""
-    return {
-        "signal": t.signal,
-        "operator": t.operator,
-        "grace": t.grace_ns,
-        "value": _shown(t.value),
-        "minReclaim": None if t.min_reclaim is None else _shown(t.min_reclaim),
-    }
-
-
-def recorded(t: Case) -> dict[str, Any]:
-    """A recorded threshold, with numbers as numbers: Go and Python spell floats differently."""
-    return {
-        "signal": t["signal"],
-        "operator": t["operator"],
-        "grace": int(t["gracePeriodNanoseconds"]),
-        "value": _recorded_value(t["value"]),
-        "minReclaim": None if t["minReclaim"] is None else _recorded_value(t["minReclaim"]),
-    }
-
-
-def _shown(value: ThresholdValue) -> str:
-    return value.quantity.kubelet_text() if value.quantity is not None else _number(value.percentage)
-
-
-def _recorded_value(value: Case) -> str:
-    return str(value["quantity"]) if value.get("quantity") is not None else _number(float(value["percentage"]))
-
-
-def _number(fraction: float) -> str:
-    return "NaN" if math.isnan(fraction) else f"{fraction + 0.0!r} of capacity"
-
-
-def by_text(found: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """In an order that depends on the content only."""
-    return sorted(found, key=repr)
+def recorded(thresholds: Iterable[Case] | None) -> list[str]:
+    """Recorded thresholds as texts, to compare with those of ours."""
+    return [repr(threshold(t)) for t in thresholds or ()]
