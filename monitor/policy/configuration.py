@@ -118,21 +118,26 @@ def in_force(
     """The settings of a configuration file, its drop-ins in order, and outrace's ``own`` options (by key, already of
     the right type), with the defaults of ``rules``. Raises PolicyError naming source and key of a wrong type.
     """
-    file = file or Source("", {})
-    maps = {key: _entries(file, key) for key in TEXT_MAPS}
-    origins = {key: f"{file.name}: {key}" if file.content.get(key) is not None else DEFAULT for key in TEXT_MAPS}
-    if file.content.get(HARD) is None or file.content.get(MERGE_DEFAULTS):
-        defaults = {signal: Given(text, DEFAULT) for signal, text in rules.default_hard.items()}
-        maps[HARD] = {**defaults, **maps[HARD]}
-    off = {signal: origins[HARD] for signal in rules.default_hard if signal not in maps[HARD]}
-    values = _values(file)
-    for drop_in in drop_ins:
-        for key in TEXT_MAPS:
-            if key in drop_in.content:
-                maps[key] = _patched(maps[key], drop_in, key)
-                origins[key] = f"{drop_in.name}: {key}"
-        kept = {key: given for key, given in values.items() if drop_in.content.get(key, "") is not None}
-        values = kept | _values(drop_in)
+    maps: dict[str, dict[str, Given]] = {key: {} for key in TEXT_MAPS}
+    values: dict[str, Given] = {}
+    origins = dict.fromkeys(TEXT_MAPS, DEFAULT)
+    off: dict[str, str] = {}
+    for n, source in enumerate((file or Source("", {}), *drop_ins)):
+        patched = _checked(source, patch=n > 0)
+        for key, value in patched.items():
+            origin = f"{source.name}: {key}"
+            if key not in maps:
+                values |= {key: Given(value, origin)}
+                continue
+            origins[key] = origin
+            # An entry that was there keeps its place, as in the JSON; a new one comes last.
+            entries = maps[key] | {name: Given(text, origin) for name, text in (value or {}).items()}
+            maps[key] = {} if value is None else {name: e for name, e in entries.items() if e.value is not None}
+        if n == 0 and (HARD not in patched or source.content.get(MERGE_DEFAULTS)):
+            maps[HARD] = {**{signal: Given(text, DEFAULT) for signal, text in rules.default_hard.items()}, **maps[HARD]}
+        elif n == 0:
+            off = {signal: origins[HARD] for signal in rules.default_hard if signal not in maps[HARD]}
+    values = {key: given for key, given in values.items() if given.value is not None}
     for key, given in (own or {}).items():
         if key in maps:
             maps[key] = {name: Given(text, given.origin) for name, text in given.value.items()}
@@ -145,38 +150,20 @@ def in_force(
     return Settings(maps, values, origins, off)
 
 
-def _patched(entries: dict[str, Given], drop_in: Source, key: str) -> dict[str, Given]:
-    """A map with a drop-in's entries. One that it had keeps its place, as in the JSON; a new one comes last."""
-    patch = drop_in.content[key]
-    merged = entries | _entries(drop_in, key, patch=True)
-    return {} if patch is None else {name: e for name, e in merged.items() if patch.get(name, "") is not None}
-
-
-def _entries(source: Source, key: str, patch: bool = False) -> dict[str, Given]:
-    """A map of a file. In a ``patch`` an entry may be null, which takes it away; it is left out here."""
-    found = source.content.get(key)
-    if found is None:
-        return {}
-    if not isinstance(found, Mapping):
-        raise PolicyError(f"{source.name}: {key}: must be a map such as {{memory.available: 100Mi}}, not {found!r}")
-    for name, text in found.items():
-        if text is None and isinstance(name, str):
-            if patch:
-                continue
-            raise PolicyError(f"{source.name}: {key}: {name}: has no value; give it one, or leave it out")
-        if not isinstance(name, str) or not isinstance(text, str):
-            raise PolicyError(
-                f'{source.name}: {key}: {name}: {text!r} is not a text; put it in quotes: {name}: "{text}"'
-            )
-    return {name: Given(text, f"{source.name}: {key}") for name, text in found.items() if text is not None}
-
-
-def _values(source: Source) -> dict[str, Given]:
-    """Everything else in a file that is not null."""
-    if not isinstance(source.content.get(ENFORCE), list | None):
-        raise PolicyError(f"{source.name}: {ENFORCE}: must be a list such as [pods], not {source.content[ENFORCE]!r}")
-    return {
-        key: Given(value, f"{source.name}: {key}")
-        for key, value in source.content.items()
-        if key not in TEXT_MAPS and value is not None
-    }
+def _checked(source: Source, patch: bool) -> dict[str, Any]:
+    """What a file says, once it is of the right types. Null takes away what was there before: nothing but in a ``patch``."""
+    said = {key: value for key, value in source.content.items() if patch or value is not None}
+    for key, found in said.items():
+        if key == ENFORCE and not isinstance(found, list | None):
+            raise PolicyError(f"{source.name}: {key}: must be a list such as [pods], not {found!r}")
+        if key not in TEXT_MAPS or found is None:
+            continue
+        if not isinstance(found, Mapping):
+            raise PolicyError(f"{source.name}: {key}: must be a map such as {{memory.available: 100Mi}}, not {found!r}")
+        for name, text in found.items():
+            origin = f"{source.name}: {key}: {name}"
+            if text is None and not patch:
+                raise PolicyError(f"{origin}: has no value; give it one, or leave it out")
+            if not isinstance(name, str) or not isinstance(text, str | None):
+                raise PolicyError(f'{origin}: {text!r} is not a text; put it in quotes: {name}: "{text}"')
+    return said

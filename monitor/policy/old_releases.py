@@ -9,29 +9,15 @@ from dataclasses import replace
 from functools import partial
 
 from monitor.policy import signals as sig
-from monitor.policy.errors import PolicyError
 from monitor.policy.layout import DELETE_CONTAINERS, DELETE_IMAGES, DiskLayout
 from monitor.policy.pods import Pod
-from monitor.policy.qos import (
-    BEST_EFFORT,
-    BEST_EFFORT_ADJ,
-    BURSTABLE,
-    BURSTABLE_MAX,
-    GUARANTEED,
-    container_of,
-    is_critical,
-    qos_class,
-)
+from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, oom_score_adj, qos_class
 from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.ranking import Candidate, Key, candidate
 from monitor.policy.releases import KUBELET_1_36
 from monitor.policy.stats import PodStats
 from monitor.policy.thresholds import DEFAULT_HARD
 from monitor.policy.victims import Ranked, usage
-
-GUARANTEED_ADJ = -998
-#: The lowest value of a Burstable container, just above every Guaranteed one at its worst.
-BURSTABLE_MIN = 2
 
 
 def plain_request(pod: Pod, resource: str) -> Quantity:
@@ -47,18 +33,9 @@ def class_by_containers(pod: Pod) -> str:
 
 def adj_by_class(spared: Callable[[Pod], bool], pod: Pod, container_name: str, memory_capacity: int) -> int:
     """-998 for Guaranteed and ``spared`` pods, 1000 for BestEffort, else 1000 - 1000 * request / capacity, 2 to 999."""
-    if spared(pod):
-        return GUARANTEED_ADJ
-    container = container_of(pod, container_name)
-    if memory_capacity <= 0:
-        raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
-    quality = class_by_containers(pod)
-    if quality == GUARANTEED:
-        return GUARANTEED_ADJ
-    if quality == BEST_EFFORT:
-        return BEST_EFFORT_ADJ
-    request = container.requests.get("memory", ZERO).value
-    return min(max(BURSTABLE_MIN, 1000 - 1000 * request // memory_capacity), BURSTABLE_MAX)
+    plain = tuple(replace(container, restart_policy=None) for container in pod.init_containers)
+    pod = replace(pod, resources=None, init_containers=plain)
+    return oom_score_adj(pod, container_name, memory_capacity, spared=spared, guaranteed=-998)
 
 
 KUBELET_1_17 = replace(

@@ -87,10 +87,6 @@ def _sums(all_quantities: Iterable[Quantities]) -> dict[str, Quantity]:
 
 GUARANTEED_ADJ = -997
 BEST_EFFORT_ADJ = 1000
-#: A Burstable container stays above every Guaranteed one at its worst (1000 - 997) ...
-BURSTABLE_MIN = 1000 + GUARANTEED_ADJ
-#: ... and below BestEffort. Only exactly 1000 is lowered; see `oom_score_adj`.
-BURSTABLE_MAX = 999
 
 
 def oom_score_adj(
@@ -99,6 +95,8 @@ def oom_score_adj(
     memory_capacity: int,
     compat: str = SANE,
     qos_of: Callable[[Pod], str] = qos_class,
+    spared: Callable[[Pod], bool] = is_node_critical,
+    guaranteed: int = GUARANTEED_ADJ,
 ) -> int:
     """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
 
@@ -106,14 +104,14 @@ def oom_score_adj(
     Above 9.2e15 bytes it overflows, ours only with ``compat`` "kubelet-1.36". Raises PolicyError for an unknown
     container, or a capacity that is not positive.
     """
-    container = container_of(pod, container_name)
+    found = next((one for one in (*pod.init_containers, *pod.containers) if one.name == container_name), None)
+    if found is None:
+        raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {container_name!r}")
     if memory_capacity <= 0:
         raise PolicyError(f"memory capacity {memory_capacity}: must be positive")
-    if is_node_critical(pod):
-        return GUARANTEED_ADJ
     quality = qos_of(pod)
-    if quality == GUARANTEED:
-        return GUARANTEED_ADJ
+    if spared(pod) or quality == GUARANTEED:
+        return guaranteed
     if quality == BEST_EFFORT:
         return BEST_EFFORT_ADJ
     share = _spare_share(pod)
@@ -124,21 +122,12 @@ def oom_score_adj(
         product = 1000 * (request + share)
         return 1000 - quotient(int64(product) if compat == KUBELET else product, memory_capacity)
 
-    adj = by_request(container)
-    if container.sidecar and pod.containers and any(container is one for one in pod.init_containers):
+    adj = by_request(found)
+    if found.sidecar and pod.containers and any(found is one for one in pod.init_containers):
         # A sidecar must not be killed before the containers it serves: it counts as at least the smallest of them.
         adj = min(adj, by_request(*pod.containers))
-    if adj < BURSTABLE_MIN:
-        return BURSTABLE_MIN
-    return BURSTABLE_MAX if adj == BEST_EFFORT_ADJ else adj
-
-
-def container_of(pod: Pod, name: str) -> Container:
-    """The container, or the init container; raises PolicyError."""
-    found = next((one for one in (*pod.init_containers, *pod.containers) if one.name == name), None)
-    if found is None:
-        raise PolicyError(f"pod {pod.namespace}/{pod.name} has no container {name!r}")
-    return found
+    # Burstable stays above every Guaranteed container at its worst, and below BestEffort: only exactly 1000 is lowered.
+    return max(1000 + guaranteed, 999 if adj == BEST_EFFORT_ADJ else adj)
 
 
 def _spare_share(pod: Pod) -> int:

@@ -9,13 +9,13 @@ At an eviction, and where a pod is held, the record is cut, and memory goes on g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from monitor.policy.eviction_pass import PassConfig, PassResult, State, run_pass
+from monitor.policy.eviction_pass import PassConfig, State, run_pass
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import Observation
 from monitor.policy.thresholds import kubelets
@@ -117,40 +117,29 @@ def _corners(world: World, config: PassConfig) -> list[float]:
     """The moments at which a threshold begins or ceases to be met, min reclaim included."""
     found: list[float] = []
     for rule in (rule for rule in config.rules if rule.signal in world.working_set):
-        capacity, reclaim = world.capacity[rule.signal], rule.threshold.min_reclaim
-        value = rule.threshold.quantity(capacity)
-        for level in {value, value + (reclaim.amount(capacity) if reclaim is not None else 0)}:
-            spans = world.working_set[rule.signal].above(capacity - level)
-            found += [t for span in spans for t in span if t != inf]
+        capacity = world.capacity[rule.signal]
+        for level in {rule.threshold.quantity(capacity, with_reclaim) for with_reclaim in (False, True)}:
+            found += world.working_set[rule.signal].meets(capacity - level)
     return found
 
 
 def _cell(
     world: World, config: PassConfig, order: Sequence[Candidate], first: int, low: float, high: float
 ) -> _Piece | None:
-    """The decision of one cell of phases, by the passes of the phase in its middle; None: there is none."""
-    state = State()
+    """The decision of one cell of phases, by the policy's own passes of the phase in its middle; None: there is none."""
+    state, capacity = State(), world.capacity
     for k in range(_MOST_PASSES):
         start = first + low + k * PERIOD_NS
-        result = _pass(world, config, state, order, start + (high - low) / 2)
-        state = result.state
-        if result.outcome.victim is not None:
-            return _Piece(start, start + high - low, (high - low) / PERIOD_NS, result.grace_s)
+        ts = start + (high - low) / 2
+        now = round(ts)
+        seen = {
+            signal: Observation(capacity[signal] - round(series.at(ts)), capacity[signal], now)
+            for signal, series in world.working_set.items()
+        }
+        state, outcome, grace_s = run_pass(config, state, seen, now, lambda _signal: order)
+        if outcome.victim is not None:
+            return _Piece(start, start + high - low, (high - low) / PERIOD_NS, grace_s)
     return None
-
-
-def _pass(world: World, config: PassConfig, state: State, order: Sequence[Candidate], ts: float) -> PassResult:
-    """The policy's own pass on the numbers of this moment."""
-    now, capacity = round(ts), world.capacity
-    seen = {
-        signal: Observation(capacity[signal] - round(series.at(ts)), capacity[signal], now)
-        for signal, series in world.working_set.items()
-    }
-    return run_pass(config, state, seen, now, lambda _signal: order)
-
-
-#: Intervals of time [begin, end) in ns.
-Spans = list[tuple[float, float]]
 
 
 class TimeSeries:
@@ -175,28 +164,13 @@ class TimeSeries:
         t1, t2 = self.times[i - 1], self.times[i]
         return self.values[i - 1] + (self.values[i] - self.values[i - 1]) * (ts - t1) / (t2 - t1)
 
-    def above(self, level: float) -> Spans:
-        """When the straight lines between the points run above ``level``; the last interval may never end."""
-        spans: Spans = []
-        begin: float | None = self.times[0] if self.values[0] > level else None
-        for i in range(1, len(self.times)):
-            if (self.values[i] > level) == (begin is not None):
-                continue
-            at = self._meets(i - 1, level)
-            if begin is None:
-                begin = at
-            else:
-                spans.append((begin, at))
-                begin = None
-        return spans if begin is None else [*spans, (begin, inf)]
-
-    def _meets(self, i: int, level: float) -> float:
-        """Where the line from point i to the next one has this value."""
-        v1, v2 = self.values[i], self.values[i + 1]
-        if v1 == v2:
-            return self.times[i]
-        part = min(1.0, max(0.0, (level - v1) / (v2 - v1)))
-        return self.times[i] + part * (self.times[i + 1] - self.times[i])
+    def meets(self, level: float) -> Iterator[float]:
+        """When the straight lines between the points begin or cease to run above ``level``."""
+        if self.values[0] > level:
+            yield self.times[0]
+        for (t1, v1), (t2, v2) in pairwise(zip(self.times, self.values, strict=True)):
+            if (v1 > level) != (v2 > level):
+                yield t1 + (level - v1) / (v2 - v1) * (t2 - t1)
 
 
 # -- the record as the numbers a kubelet would have had of the node and of kubepods

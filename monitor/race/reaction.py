@@ -1,7 +1,7 @@
 """What reacts to a crossing, how long that takes, and the arithmetic between growth and threshold, both ways.
 
-A threshold wins where what is taken from the crossing until growth ends stays below it. All of it in whole bytes and
-milliseconds, so that both ways agree to the byte.
+A threshold wins where what is taken from the crossing until growth ends stays below it. Both ways ask one function, so
+that they agree to the byte.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class Reaction:
     def need(self, taken: float) -> float:
         """Bytes that must be available at the crossing, if ``taken`` bytes are taken within one of its phases."""
         return taken if self.through is None else taken + left_for_hold(taken, self.through)
+
+    def need_at(self, rate: int, ms: int) -> float:
+        """The same for steady growth of ``rate`` bytes/s and a phase of ``ms``."""
+        return self.need(rate * ms / 1000)
 
 
 def left_for_hold(taken: float, through: int) -> float:
@@ -81,7 +85,7 @@ def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
     """The smallest quantity (bytes) of a threshold that survives ``rate`` bytes/s in every phase: it is met strictly
     below that. ``beyond``: bytes that the capacity counts and the limit does not allow.
     """
-    return beyond + _need_milli(rate, reaction, max(reaction.phases_ms)) // 1000 + 1
+    return beyond + int(reaction.need_at(rate, max(reaction.phases_ms))) + 1
 
 
 def survives(quantity: int, reaction: Reaction, beyond: int = 0) -> Survives:
@@ -92,16 +96,7 @@ def survives(quantity: int, reaction: Reaction, beyond: int = 0) -> Survives:
     return Survives(reaction.name, quantity, always, at_best, reaction.rule)
 
 
-def _need_milli(rate: int, reaction: Reaction, ms: int) -> int:
-    """As `Reaction.need`, in thousandths of a byte, rounded up: bytes/s times ms."""
-    taken = rate * ms
-    if reaction.through is None:
-        return taken
-    through = 1000 * reaction.through
-    return taken + max(taken + through, -(-4 * max(taken, through) // 3))
-
-
 def _fastest(room: int, reaction: Reaction, ms: int) -> int | None:
     """The largest whole rate whose need is below ``room`` bytes; None if none is."""
-    too_fast = bisect_left(range(_FASTEST), 1000 * room, key=lambda rate: _need_milli(rate, reaction, ms))
+    too_fast = bisect_left(range(_FASTEST), room, key=lambda rate: reaction.need_at(rate, ms))
     return too_fast - 1 if too_fast else None

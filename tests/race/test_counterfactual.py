@@ -1,7 +1,5 @@
 """What a kubelet would have done: known answers, and the laws of headroom and time."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,4 +94,4 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
 def test_time_series() -> None:
     series = TimeSeries([(0, 0), (10, 100), (20, 0)])
     assert (series.at(5), series.at(-5), series.at(99), series.held(19)) == (50, 0, 0, 100)
-    assert (series.above(50), series.above(-1)) == ([(5, 15)], [(0, math.inf)])
+    assert (list(series.meets(50)), list(series.meets(-1))) == ([5, 15], [0])
