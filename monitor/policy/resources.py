@@ -62,24 +62,16 @@ def together(pod: Pod, resource: str, of: Callable[[Container], Quantities]) -> 
     """The most that a moment of the pod's life takes: containers beside sidecars, or a step of initialisation with the
     sidecars before it. One amount alone keeps its spelling.
     """
-    running: Quantity | None = None
-    sidecars: Quantity | None = None
-    most: Quantity | None = None
-    for container in pod.containers:
-        running = _plus(running, of(container).get(resource))
+    running = [of(container).get(resource) for container in pod.containers]
+    sidecars: list[Quantity | None] = []
+    moments = [running]
     for container in pod.init_containers:
         own = of(container).get(resource)
-        moment = _plus(own, sidecars)
         if container.sidecar:
-            running, sidecars = _plus(running, own), _plus(sidecars, own)
-            moment = sidecars
-        most = _larger(most, moment)
-    return _larger(running, most)
-
-
-def _plus(a: Quantity | None, b: Quantity | None) -> Quantity | None:
-    return a + b if a is not None and b is not None else b if a is None else a
-
-
-def _larger(a: Quantity | None, b: Quantity | None) -> Quantity | None:
-    return max((one for one in (a, b) if one is not None), default=None)
+            running.append(own)
+            sidecars.append(own)
+            moments.append([*sidecars])
+        else:
+            moments.append([own, *sidecars])
+    known = [[amount for amount in moment if amount is not None] for moment in moments]
+    return max([sum(amounts[1:], amounts[0]) for amounts in known if amounts], default=None)
