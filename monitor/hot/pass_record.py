@@ -14,11 +14,11 @@ from typing import Any
 from monitor.hot.act import Acted, OnePass
 from monitor.link.messages import HoldLook, HotMessage, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy.decisions import HELD, SIGNALLED, Decisions
+from monitor.policy.eviction_pass import Outcome, State
 from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
 from monitor.policy.hold import State as HoldState
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
 from monitor.policy.suspension import Figures, Growth
-from monitor.policy.eviction_pass import Outcome, State
 from monitor.sources.registry import row
 
 #: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.

@@ -14,10 +14,10 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Resumed, Suspended
 from monitor.link.outbox import Outbox
+from monitor.policy.eviction_pass import Outcome
 from monitor.policy.pending_release import Coming
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import GO, GREW, NOISE, WAIT, Answer, Figures, answer, judge
-from monitor.policy.eviction_pass import Outcome
 from monitor.policy.thresholds import Threshold
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry

@@ -151,7 +151,7 @@ def in_force(
 
 
 def _checked(source: Source, patch: bool) -> dict[str, Any]:
-    """What a file says, once it is of the right types. Null takes away what was there before: nothing but in a ``patch``."""
+    """What a file says, once it is of the right types. In a ``patch`` null takes away what was there before."""
     said = {key: value for key, value in source.content.items() if patch or value is not None}
     for key, found in said.items():
         if key == ENFORCE and not isinstance(found, list | None):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from monitor.policy.eviction_pass import Outcome, PassConfig, PassResult, State, run_pass
+from monitor.policy.eviction_pass import Outcome, PassConfig, State, run_pass
 from monitor.policy.layout import LOGS, ROOTFS, DiskLayout
 from monitor.policy.pods import Pod, Toleration, per_pod
 from monitor.policy.qos import BEST_EFFORT, is_critical, qos_class
@@ -80,45 +80,34 @@ def kubelet_pass(
             yield one.candidate
 
     result = run_pass(config, state, summary.observations, now_ns, rank, clean=clean)
-    starved = result.outcome.starved
+    starved, victim = result.outcome.starved, result.outcome.victim
     warning = None if starved is None else NODE_MESSAGE % RESOURCE[starved.signal]
-    evictions = () if result.outcome.victim is None else (_evicted(result, pods, summary),)
+    evictions = [
+        Eviction(pod, result.grace_s, *message_for(pod, starved.signal, starved, summary), True)
+        for pod in pods
+        if starved is not None and victim is not None and pod.uid == victim.uid
+    ]
     reads = 2 if actions else 1
-    return KubeletResult(result.state, evictions, warning, actions, reads, result.outcome)
+    return KubeletResult(result.state, tuple(evictions), warning, actions, reads, result.outcome)
 
 
 def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, PodStats]) -> tuple[Eviction, ...]:
     """All pods over a limit of their own; critical ones are spared."""
-    found = []
     era = config.era
-    for pod in pods:
-        own = stats.get(pod.uid)
-        if own is None or era.is_critical(pod):
-            continue
-        message = storage_violation(pod, own, config.layout, era.sidecar_storage)
-        if message is not None:
-            found.append(Eviction(pod, config.limit_grace_s, message, {}, False))
-    return tuple(found)
+    judged = (
+        (pod, storage_violation(pod, stats[pod.uid], config.layout, era.sidecar_storage))
+        for pod in pods
+        if pod.uid in stats and not era.is_critical(pod)
+    )
+    return tuple([Eviction(pod, config.limit_grace_s, why, {}, False) for pod, why in judged if why is not None])
 
 
 def _all_clear(config: PassConfig, observations: Mapping[str, Observation]) -> bool:
     """Whether no threshold at all is met, min reclaim included and grace ignored: also a soft one costs a pod for a
     clean disk.
     """
-    for rule in config.rules:
-        seen = observations.get(rule.signal)
-        if seen is not None and rule.threshold.met(seen.available, seen.capacity, with_reclaim=True):
-            return False
-    return True
-
-
-def _evicted(result: PassResult, pods: Sequence[Pod], summary: Summary) -> Eviction:
-    victim, starved = result.outcome.victim, result.outcome.starved
-    assert victim is not None
-    assert starved is not None
-    pod = next(p for p in pods if p.uid == victim.uid)
-    message, annotations = message_for(pod, starved.signal, starved, summary)
-    return Eviction(pod, result.grace_s, message, annotations, True)
+    seen = ((rule.threshold, observations[rule.signal]) for rule in config.rules if rule.signal in observations)
+    return not any(threshold.met(o.available, o.capacity, with_reclaim=True) for threshold, o in seen)
 
 
 def message_for(pod: Pod, signal: str, threshold: Threshold | None, summary: Summary) -> tuple[str, dict[str, str]]:

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from monitor.policy.errors import PolicyError
+from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.gosyntax import parse_duration
 from monitor.policy.pods import Container, Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, LEAST_PRIORITY, MOST_PRIORITY
 from monitor.policy.quantity import Quantity
-from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 
 #: Labels of a container.
 PRIORITY, REQUEST, GRACE, NEVER = LABELS = (

@@ -237,10 +237,22 @@ def _succeed(given: dict[str, Any], origins: Mapping[str, str]) -> list[str]:
     """Write what flags of the time before eviction stand for today; the notes that go with it."""
     notes: list[str] = []
     named = HARD in given
-    _images(given, notes, origins)
+    high, low = given.get("imageGCHighThresholdPercent"), given.get("imageGCLowThresholdPercent")
+    upper, lower = _GC_HIGH if high is None else high, _GC_LOW if low is None else low
+    if lower >= upper:
+        place = origins.get("image-gc-low-threshold") or origins.get("image-gc-high-threshold", "")
+        raise PolicyError(
+            f"{_at(place)}--image-gc-low-threshold: {lower} must be less than --image-gc-high-threshold, {upper}; "
+            "raise the one or lower the other"
+        )
     megabytes = given.pop("low-diskspace-threshold-mb", None)
-    if megabytes is not None:
-        _add(given, notes, HARD, NODEFS, f"{megabytes}Mi" if megabytes > 0 else "", "--low-diskspace-threshold-mb")
+    for flag, old, field, signal, value in (
+        ("--image-gc-high-threshold", high, HARD, IMAGEFS, f"{100 - upper}%" if upper < 100 else ""),
+        ("--image-gc-low-threshold", low, MIN_RECLAIM, IMAGEFS, f"{upper - lower}%"),
+        ("--low-diskspace-threshold-mb", megabytes, HARD, NODEFS, f"{megabytes}Mi" if (megabytes or 0) > 0 else ""),
+    ):
+        if old is not None:
+            notes.append(f"{flag} {_added(given, field, signal, value)}")
     frequency = given.pop("outofdisk-transition-frequency", None)
     if frequency is not None:
         stays = "evictionPressureTransitionPeriod" in given
@@ -258,32 +270,12 @@ def _succeed(given: dict[str, Any], origins: Mapping[str, str]) -> list[str]:
     return notes
 
 
-def _images(given: dict[str, Any], notes: list[str], origins: Mapping[str, str]) -> None:
-    """The two thresholds of the image clean-up, which eviction took over; their fields exist as well."""
-    high, low = given.get("imageGCHighThresholdPercent"), given.get("imageGCLowThresholdPercent")
-    if high is None and low is None:
-        return
-    upper, lower = _GC_HIGH if high is None else high, _GC_LOW if low is None else low
-    if lower >= upper:
-        place = origins.get("image-gc-low-threshold") or origins.get("image-gc-high-threshold", "")
-        raise PolicyError(
-            f"{_at(place)}--image-gc-low-threshold: {lower} must be less than --image-gc-high-threshold, {upper}; "
-            "raise the one or lower the other"
-        )
-    if high is not None:
-        _add(given, notes, HARD, IMAGEFS, f"{100 - high}%" if high < 100 else "", "--image-gc-high-threshold")
-    if low is not None:
-        _add(given, notes, MIN_RECLAIM, IMAGEFS, f"{upper - lower}%", "--image-gc-low-threshold")
-
-
-def _add(given: dict[str, Any], notes: list[str], field: str, signal: str, value: str, flag: str) -> None:
+def _added(given: dict[str, Any], field: str, signal: str, value: str) -> str:
+    """What a flag with this value is today, once it is in the map ``field``."""
     if not value:
-        notes.append(f"{flag} switches itself off with this value: no threshold is made of it")
-    elif signal in given.get(field, {}):
-        notes.append(f"{flag} is {field} {signal}: {value} today; {given[field][signal]} is given already and stays")
-    else:
-        given.setdefault(field, {})[signal] = value
-        more = (
-            " (unused images are removed first, then pods are evicted)" if signal == IMAGEFS and field == HARD else ""
-        )
-        notes.append(f"{flag} is {field} {signal}: {value} today{more}")
+        return "switches itself off with this value: no threshold is made of it"
+    if signal in given.get(field, {}):
+        return f"is {field} {signal}: {value} today; {given[field][signal]} is given already and stays"
+    given.setdefault(field, {})[signal] = value
+    more = " (unused images are removed first, then pods are evicted)" if signal == IMAGEFS and field == HARD else ""
+    return f"is {field} {signal}: {value} today{more}"

@@ -126,7 +126,7 @@ def _corners(world: World, config: PassConfig) -> list[float]:
 def _cell(
     world: World, config: PassConfig, order: Sequence[Candidate], first: int, low: float, high: float
 ) -> _Piece | None:
-    """The decision of one cell of phases, by the policy's own passes of the phase in its middle; None: there is none."""
+    """The decision of one cell of phases, by the policy's passes of the phase in its middle; None: there is none."""
     state, capacity = State(), world.capacity
     for k in range(_MOST_PASSES):
         start = first + low + k * PERIOD_NS

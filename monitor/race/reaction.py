@@ -98,5 +98,5 @@ def survives(quantity: int, reaction: Reaction, beyond: int = 0) -> Survives:
 
 def _fastest(room: int, reaction: Reaction, ms: int) -> int | None:
     """The largest whole rate whose need is below ``room`` bytes; None if none is."""
-    too_fast = bisect_left(range(_FASTEST), room, key=lambda rate: reaction.need_at(rate, ms))
+    too_fast = bisect_left(range(_FASTEST), float(room), key=lambda rate: reaction.need_at(rate, ms))
     return too_fast - 1 if too_fast else None

@@ -19,9 +19,9 @@ from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Synced
 from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod, PodSource
+from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.kubelet_pass import admit
 from monitor.policy.releases import CURRENT, Era, era
-from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
 

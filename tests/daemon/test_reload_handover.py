@@ -18,8 +18,8 @@ from monitor.hot.supervise import Side
 from monitor.kernel import meminfo
 from monitor.link import upgrade
 from monitor.link.messages import Reconfigure
-from monitor.policy.signals import Observation
 from monitor.policy.eviction_pass import State
+from monitor.policy.signals import Observation
 from monitor.policy.thresholds import kubelets as kubelets_lines
 from monitor.settings.config import RunConfig
 from monitor.settings.read import over_the_kernels_share

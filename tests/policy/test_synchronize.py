@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.ranking import Candidate, memory_key
-from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY, Observation
 from monitor.policy.eviction_pass import Outcome, PassConfig, State, run_pass
 from monitor.policy.layout import NO_OVERLAY
+from monitor.policy.ranking import Candidate, memory_key
+from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, MEMORY, Observation
 from monitor.policy.thresholds import Threshold, parse_thresholds
 
 S = 10**9
@@ -132,7 +132,9 @@ def test_a_negative_most_grace_leaves_it_to_the_pod(own: int | None, granted: in
 
 def test_of_two_disks_and_process_ids_the_first_of_the_signals_goes_first() -> None:
     """What is of memory before all else: test_eviction_pass.py; hard before soft, kubepods first: the oracle."""
-    config = PassConfig(parse_thresholds({"pid.available": "100", "nodefs.available": "100"}), 300 * S, layout=NO_OVERLAY)
+    config = PassConfig(
+        parse_thresholds({"pid.available": "100", "nodefs.available": "100"}), 300 * S, layout=NO_OVERLAY
+    )
     _, outcome = run(config, State(), 1, dict.fromkeys(CONDITION, 0))
     assert outcome.starved.signal == "nodefs.available"
 

@@ -58,13 +58,13 @@ def quantity_math(given: Case, answer: Any) -> Pair:
 
 
 def _figures(q: Quantity, answer: Any) -> dict[str, Any]:
-    """The 64-bit figures are binding only where the amount fits 64 bits (a thousand times for milli), and is no fraction
-    below zero, which the kubelet rounds up or down: nothing is decided by one.
+    """The 64-bit figures are binding only where the amount fits 64 bits (a thousand times for milli), and not below
+    zero: the kubelet rounds and wraps those by how it holds them, and decides nothing by them.
     """
     figures = {}
     for name, unit in (("value", 10**9), ("milliValue", 10**6)):
         amount = -(-q.nanos // unit)
-        binding = amount == int64(amount) and (q.nanos > 0 or not q.nanos % unit)
+        binding = q.nanos >= 0 and amount == int64(amount)
         figures[name] = str(amount) if binding or answer is None else answer[name]
     return {
         **figures,
@@ -279,8 +279,8 @@ def threshold(given: Case) -> Threshold:
     """A threshold as the cases of single steps write it, or (with "value" and nanoseconds) as it was recorded."""
     reclaim = given.get("minReclaim")
     grace = given.get("gracePeriodNanoseconds", round(given.get("gracePeriodSeconds", 0) * SECOND))
-    least = None if reclaim is None else _value(reclaim)
-    return Threshold(given["signal"], _value(given.get("value", given)), int(grace), least, given.get("operator", LESS_THAN))
+    least, operator = None if reclaim is None else _value(reclaim), given.get("operator", LESS_THAN)
+    return Threshold(given["signal"], _value(given.get("value", given)), int(grace), least, operator)
 
 
 def _value(given: Case) -> ThresholdValue:

@@ -27,10 +27,10 @@ from monitor.kube.errors import (
 )
 from monitor.kube.retry import BackOff, Retry, passes
 from monitor.link.messages import Decision
+from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
-from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.race.events import Gone, Refused
 from monitor.side.cluster.reports import is_there
 from monitor.side.disk_watch import DiskWatch
