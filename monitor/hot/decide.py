@@ -23,16 +23,7 @@ from monitor.link.outbox import Outbox
 from monitor.policy import decisions, pending_release
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, SIGNALLED, gate
-from monitor.policy.eviction_pass import (
-    Outcome,
-    PassConfig,
-    PassResult,
-    State,
-    hurries,
-    is_of_memory,
-    reconfigured,
-    run_pass,
-)
+from monitor.policy.eviction_pass import Outcome, PassConfig, PassResult, State, carry, hurries, is_of_memory, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
@@ -366,7 +357,7 @@ class Decider:
 
     def reconfigure(self, after: PassConfig) -> None:
         """Decide by another configuration from now on."""
-        self.state, self.config = reconfigured(self.config, self.state, after), after
+        self.state, self.config = carry(self.config, self.state, after), after
         self._trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
 
     def restart_recording(self) -> None:

@@ -122,7 +122,7 @@ class PassConfig:
 
 
 class State(NamedTuple):
-    """What one pass leaves for the next of the same PassConfig (for another: `State()`, or `reconfigured`).
+    """What one pass leaves for the next of the same PassConfig (for another: `State()`, or `carry`).
 
     Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple: one is made in
     every pass, and a frozen dataclass takes several times as long to make.
@@ -319,7 +319,7 @@ def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:
     return (signal not in MEMORY_SIGNALS, not threshold.hard, signal not in _ALLOCATABLE, ALL_SIGNALS.index(signal))
 
 
-def reconfigured(old: PassConfig, state: State, new: PassConfig) -> State:
+def carry(old: PassConfig, state: State, new: PassConfig) -> State:
     """The state for the next pass where another configuration has come into force between two passes.
 
     A threshold that is in both (signal, kind and value) stays met since when it was, so that a changed grace period
