@@ -1,7 +1,6 @@
 """What stands between a pod and its eviction, and the decision on it: for the daemon and for `replay`.
 
-One gate checks in this order, for a pass and for all that evicts, or arms the kernel, beside one. A new reason to wait
-belongs there.
+One gate checks in this order, for a pass and for all that evicts, or arms the kernel, beside one.
 
 | answer | because |
 |---|---|
@@ -13,8 +12,6 @@ belongs there.
 | `SUSPENDED` | the eviction would not help, or that is not known yet (`monitor.policy.suspension`) |
 | `HELD` | pods are held for the shortage (`monitor.policy.hold`) |
 | `EVICT` | nothing |
-
-Pure: times are given, nothing is looked at.
 """
 
 from __future__ import annotations
@@ -71,10 +68,7 @@ def gate(
 def waits(
     outcome: Outcome, observations: Mapping[str, Observation], coming: Mapping[str, Coming], *, forced: bool
 ) -> bool:
-    """Whether the victim of a pass is not evicted yet, because memory of the dead is coming back.
-
-    ``coming``: by signal; empty where nothing is. ``forced``: it was signalled already, which cannot wait.
-    """
+    """Whether the victim waits for memory that is ``coming`` back, by signal. ``forced``: it was signalled already."""
     threshold = outcome.starved
     if threshold is None or outcome.victim is None or forced or not is_of_memory(outcome):
         return False
@@ -85,7 +79,6 @@ def waits(
 
 def for_threshold(result: PassResult, observations: Mapping[str, Observation], suspended: str = "") -> dict[str, Any]:
     """What a `decision` says of the threshold that is acted on and its numbers (bytes, inodes, processes; seconds).
-
     ``suspended``: why evictions are, where growth demands this one (`monitor.policy.suspension`).
     """
     threshold = result.outcome.starved

@@ -13,8 +13,6 @@ first, as the kubelet does, then hard before soft, `allocatableMemory.available`
 recorded runs show most), then the order of `KUBELET_SIGNALS`: each a choice that the kubelet can make, with the same
 victim. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration, those held by min
 reclaim last, the last that is for memory, else the first.
-
-Pure: times are given, and what cleans up is a function the caller passes in.
 """
 
 from __future__ import annotations
@@ -111,9 +109,7 @@ class PassConfig:
         return max(LEAST_GRACE_S, self.era.hard_grace_s) if self.kill_at_once else self.era.hard_grace_s
 
     def before_layout(self) -> PassConfig:
-        """For a kubelet's first pass, which learns the layout of the disks only while it runs: it does not see the
-        thresholds that the layout adds.
-        """
+        """For a kubelet's first pass, which does not see yet what thresholds the layout of the disks adds."""
         made, unseen = copy(self), self.overlaid()[len(self.thresholds) :]
         # Nothing observed is below that: what is available has 64 bits.
         rules = [rule._replace(fixed=INT64_MIN) if rule.threshold in unseen else rule for rule in self.rules]
@@ -248,9 +244,7 @@ def _since(
 def _conditions(
     config: PassConfig, state: State, merged: list[int], now_ns: int, deadline: int | None
 ) -> tuple[tuple[int | None, ...], frozenset[str], int | None]:
-    """When each was last observed, which are in force, and the earlier of ``deadline`` and the end of one. A soft
-    threshold raises its condition before its grace is over.
-    """
+    """When each was last observed (in a grace, too), which are in force, the earlier of ``deadline`` and an end."""
     last = state.last
     if merged:
         observed = {config.rules[i].condition for i in merged}
@@ -271,9 +265,7 @@ def _conditions(
 def _fresh(
     config: PassConfig, met: tuple[int, ...], before: tuple[int | None, ...], stamps: tuple[int | None, ...]
 ) -> Threshold | None:
-    """The preferred threshold past its grace whose observation is newer than the last pass's (or has no stamp): the
-    first, as the rules stand; to the kubelet likeliest the last for memory.
-    """
+    """The preferred threshold past its grace whose observation is newer than the last pass's, or has no stamp."""
     found: Threshold | None = None
     for i in met:
         rule = config.rules[i]
@@ -281,7 +273,7 @@ def _fresh(
         if stamp is not None and (old is None or stamp == 0 or stamp > old):
             if config.compat == SANE:
                 return rule.threshold
-            if found is None or rule.signal in MEMORY_SIGNALS:
+            if found is None or rule.signal in MEMORY_SIGNALS:  # to the kubelet likeliest the last for memory
                 found = rule.threshold
     return found
 
@@ -365,18 +357,13 @@ def is_urgent(outcome: Outcome) -> bool:
 
 
 def takes_first_at_once(available: int, hard_line: int) -> bool:
-    """Whether a pass of the daemon on these numbers (bytes) is sure to evict the first of the order, without a grace.
-
-    ``hard_line``: the highest hard threshold for memory of this domain, 0 without any. It is met in the first pass that
-    sees it, preferred to every other signal, and waits for no pod: so a prepared victim may be signalled before that
-    pass is made.
+    """Whether a pass of the daemon on these numbers (bytes) is sure to evict the first of the order, without a grace: a
+    hard threshold for memory (``hard_line``: the highest of this domain, 0 without any) is met in the first pass that
+    sees it, preferred to every other signal, and waits for no pod.
     """
     return hard_line > 0 and available < hard_line
 
 
 def hurries(outcome: Outcome) -> bool:
-    """Whether the pod that the daemon is evicting may not go on with its grace.
-
-    In the kubelet it may, and a hard threshold waits for it.
-    """
+    """Whether the pod that is being evicted may not go on with its grace. (A kubelet's may; hard thresholds wait.)"""
     return outcome.victim is not None and outcome.starved is not None and (outcome.starved.hard or is_urgent(outcome))

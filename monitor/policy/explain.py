@@ -1,7 +1,4 @@
-"""Why a pod has its place in the order of eviction, is critical, has its QoS class and its request, as text.
-
-Nothing is decided here: places are compared by the keys of `victims.rank_pods`.
-"""
+"""Why a pod has its place in the order (of `victims.rank_pods`), is critical, has its class and request, as text."""
 
 from __future__ import annotations
 

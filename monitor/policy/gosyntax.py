@@ -74,9 +74,7 @@ def _fraction(digits: str, unit: int) -> int:
 
 
 def parse_percentage(text: str) -> float:
-    """The fraction that ``10%`` stands for, twice rounded to 32 bits as in the kubelet: 0.10000000149011612. Raises
-    PolicyError with Go's text; NaN and infinities are accepted.
-    """
+    """What ``10%`` is, twice rounded to 32 bits: 0.10000000149011612. Raises PolicyError with Go's text."""
     return _float32(parse_float32(text.rstrip("%")) / 100)
 
 

@@ -37,9 +37,7 @@ class Eviction(NamedTuple):
 
 
 class KubeletResult(NamedTuple):
-    """What a pass decided. `warning`: the event on the node; `reclaimed`: the clean-up; `outcome`: None without
-    thresholds or stats.
-    """
+    """What a pass decided, with a `warning` on the node, after `reclaimed`. No `outcome` without thresholds or stats."""
 
     state: State
     evictions: tuple[Eviction, ...] = ()
@@ -103,9 +101,7 @@ def _local_storage(config: PassConfig, pods: Sequence[Pod], stats: Mapping[str, 
 
 
 def _all_clear(config: PassConfig, observations: Mapping[str, Observation]) -> bool:
-    """Whether no threshold at all is met, min reclaim included and grace ignored: also a soft one costs a pod for a
-    clean disk.
-    """
+    """Whether no threshold is met, min reclaim included: a soft one in its grace also costs a pod for a clean disk."""
     seen = ((rule.threshold, observations[rule.signal]) for rule in config.rules if rule.signal in observations)
     return not any(threshold.met(o.available, o.capacity, with_reclaim=True) for threshold, o in seen)
 

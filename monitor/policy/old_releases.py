@@ -66,9 +66,7 @@ def is_critical_1_8(pod: Pod) -> bool:
 
 
 def rank_1_8(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> Ranked:
-    """Class by class; for memory the most above the request, then the largest consumer; for disks the largest consumer;
-    for inodes nothing more.
-    """
+    """Class by class; then for memory the most above the request; then the largest consumer, but not of inodes."""
     request = plain_request(pod, "memory") if signal in sig.MEMORY_SIGNALS else ZERO
     used = usage(pod, stats, signal, layout)
     fixed = replace(candidate(pod, request, None), critical=is_critical_1_8(pod), qos=class_by_containers(pod))

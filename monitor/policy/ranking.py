@@ -42,9 +42,7 @@ class Candidate:
 
 
 def memory_key(c: Candidate) -> Key:
-    """Sort key: the smallest is evicted first. Four parts are the kubelet's, the rest breaks ties. Critical pods have
-    one.
-    """
+    """Sort key, of critical pods too: the smallest is evicted first. After the kubelet's four parts come ties."""
     return usage_key(c, c.usage, c.request)
 
 

@@ -21,9 +21,8 @@ def pod_level_resources_set(pod: Pod) -> bool:
 
 @per_pod
 def pod_request(pod: Pod, resource: str) -> Quantity:
-    """The request of ``pod`` for ``resource`` as ranking uses it, overhead included.
-
-    Pod-level resources, where set, hide those of the containers altogether, also for a resource they do not name.
+    """The request of ``pod`` for ``resource`` as ranking uses it, overhead included. Pod-level resources, where set,
+    hide those of the containers altogether, also for a resource they do not name.
     """
     asked = pod.ungated if pod.resources is None else pod.resources.requests
     if resource in asked and is_pod_level((resource,)):

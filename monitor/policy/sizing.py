@@ -86,9 +86,7 @@ def kubelet_terms(
     entries: Mapping[str, Mapping[str, Given]],
     hard: Sequence[Effective] = (),
 ) -> list[Term]:
-    """What a kubelet keeps back of a resource; ``reserved`` and ``entries``: amounts and where they were written, by
-    field.
-    """
+    """What a kubelet keeps back of a resource; ``reserved``, ``entries``: amounts, and where from, by field."""
     terms = []
     for field in (SYSTEM, KUBE):
         quantity = reserved[field].get(resource)
@@ -110,9 +108,7 @@ def kubelet_terms(
 
 
 def huge_pages(amount: int, origin: str) -> Term:
-    """Memory in huge pages, which is in MemTotal: the kubelet takes it off what the node publishes and, since 1.37, off
-    `memory.available`; never off the limit of kubepods.
-    """
+    """Of MemTotal: kept from what the node publishes and (1.37) `memory.available`, not from the limit of kubepods."""
     return Term(HUGE, "huge pages", amount, f"set aside for pods that ask for them ({origin})")
 
 

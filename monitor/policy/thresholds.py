@@ -39,9 +39,7 @@ class ThresholdValue:
     percentage: float = 0.0
 
     def amount(self, capacity: int) -> int:
-        """In whole units of the signal: a fraction truncates, a quantity rounds up (exact: q > n if and only if ceil(q)
-        > n).
-        """
+        """In whole units of the signal: a fraction truncates, a quantity rounds up (q > n exactly if ceil(q) > n)."""
         if self.quantity is not None:
             return self.quantity.value
         product = float(capacity) * self.percentage
@@ -118,8 +116,7 @@ def parse_thresholds(
 ) -> tuple[Threshold, ...]:
     """All thresholds of a configuration (None: an empty map), the allocatable copies included. Raises PolicyError.
 
-    ``in_order``: hard, soft, copies, as written; else of `ALL_SIGNALS`. ``own``: outrace's own signals are known as
-    well.
+    ``in_order``: hard, soft, copies, as written; else of `ALL_SIGNALS`. ``own``: with outrace's own signals.
     """
     known = ALL_SIGNALS if own else KUBELET_SIGNALS
     found = _parsed(hard, known, _threshold)

@@ -1,7 +1,5 @@
-"""The eviction order, for every signal and every layout of disks.
-
-Memory and disk: as in `ranking`. Process ids: lower priority, then pods without stats, then more processes. Ties:
-namespace, name, uid.
+"""The eviction order for every signal and layout of disks: memory and disk as in `ranking`; process ids by priority,
+then pods without stats, then more processes. Ties: namespace, name, uid.
 """
 
 from __future__ import annotations
@@ -22,9 +20,7 @@ from monitor.policy.stats import PodStats
 
 
 class Ranked(NamedTuple):
-    """A pod in its place: `DECIDING` parts of `key` are the kubelet's, the rest breaks ties; `fixed` is its candidate
-    without the usage.
-    """
+    """A pod in its place: `DECIDING` parts of `key` are the kubelet's; `fixed` is its candidate without the usage."""
 
     key: Key
     pod: Pod

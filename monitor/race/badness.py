@@ -18,9 +18,7 @@ PAGE = 4096
 
 class Process(NamedTuple):
     """One process (thread group) as the OOM killer sees it. `rss` = anonymous + file + shared; all sizes in bytes.
-
-    `cgroups`: the paths of its memory cgroup and all above it, innermost first. `pod` None: of none. `skip`: it is init
-    or a kernel thread.
+    `cgroups`: its memory cgroup and all above, innermost first. `pod` None: of none. `skip`: init, a kernel thread.
     """
 
     pid: int
@@ -71,9 +69,7 @@ def policy_rank(order: Iterable[Candidate], pod: str | None) -> int | None:
 
 
 def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> dict[str, str] | None:
-    """How the choice of the ``kernel`` differs from that of the ``policy``, and the ``reason``; None: it does not, or
-    one of them has none.
-    """
+    """How the choices of ``kernel`` and ``policy`` differ, and the ``reason``; None: they do not, or one has none."""
     first = next(iter(evictable(order)), None)
     if victim is None or first is None or victim.process.pod == first.uid:
         return None

@@ -62,9 +62,7 @@ class _Piece(NamedTuple):
 
 
 def kubelets_answer(f: Facts, config: PassConfig) -> tuple[Counterfactual, ...]:
-    """What a kubelet with these thresholds would have done, by its own formula where outrace's thresholds have others;
-    nothing where none was crossed.
-    """
+    """What a kubelet would have done, by its formula where thresholds have others; nothing where none was crossed."""
     seen = world(f)
     return () if seen is None else (counterfactual(seen, replace(config, thresholds=kubelets(config.thresholds))),)
 
@@ -178,9 +176,7 @@ class TimeSeries:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A record as the kubelet's numbers, by memory signal; when the threshold was crossed and when the OOM killer comes
-    (None: never).
-    """
+    """A record as a kubelet's numbers, by memory signal. `oom_ns`: when the OOM killer comes (None: never)."""
 
     working_set: Mapping[str, TimeSeries]
     capacity: Mapping[str, int]

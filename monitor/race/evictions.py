@@ -1,6 +1,4 @@
-"""Evictions in an episode: those with a recorded decision of outrace or a kubelet, and those that only a runtime's
-signals show.
-"""
+"""Evictions in an episode: those with a recorded decision, and a kubelet's, which only a runtime's signals show."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ class RecordedEviction:
 
 
 def recorded_evictions(events: Iterable[ev.Event]) -> list[RecordedEviction]:
-    """Every eviction with its outcome; a second decision on a pod that is still dying is the same eviction. An observed
-    one lasts until its threshold is clear.
-    """
+    """Every eviction with its outcome: one while its pod is dying, or (observed) until its threshold is clear."""
     found: list[RecordedEviction] = []
     over: set[int] = set()  # of those, the observed ones whose threshold cleared
     for event in events:

@@ -41,9 +41,7 @@ def flags(f: Facts) -> tuple[str, ...]:
 
 
 def is_known(mark: Mark) -> bool:
-    """Whether the victim is known. Of a kill that was only counted (neither BPF nor the kernel's log could be read) the
-    limit that was hit is not known either.
-    """
+    """Whether the victim and the limit are: not of a kill that was only counted, without BPF and the kernel's log."""
     return mark.victim_pid != 0
 
 
@@ -86,9 +84,7 @@ def is_group_kill(f: Facts) -> bool:
 
 
 def _top(path: str) -> str:
-    """The first directory of a cgroup's path: two that have it in common lie below one cgroup, and not just the root,
-    which cannot be killed as a whole.
-    """
+    """The first directory of a cgroup's path. (The root, which all have in common, cannot be killed as a whole.)"""
     return path.strip("/").partition("/")[0]
 
 
@@ -121,9 +117,8 @@ def _kept(e: RecordedEviction) -> int:
 
 
 def _was_clear(events: tuple[Event, ...], d: Decided) -> int | None:
-    """What was available if the threshold was clear when a pod was evicted for it. None: met, or not known.
-
-    Only a kubelet acts on old numbers; outrace decides on those of the moment, and they are in the decision.
+    """What was available if the threshold was clear when a kubelet, which acts on old numbers, evicted a pod for it.
+    None: met, or not known.
     """
     if d.by != KUBELET:
         return None

@@ -49,9 +49,7 @@ def _lacking(f: Facts, ns: float) -> int | None:
 
 
 def _won(f: Facts, basis: RecordedEviction) -> Margins:
-    """Bytes: the least headroom to the limit. Time: how much later the limit would have been hit, growing on, than the
-    pod was gone.
-    """
+    """Bytes: the least headroom. Time: how much later than the pod's end the limit would have been hit."""
     done, used = basis.done_ns, basis.decision.usage
     if f.rate is None or f.limit is None or used is None or done is None:
         return f.headroom, None
@@ -60,9 +58,7 @@ def _won(f: Facts, basis: RecordedEviction) -> Margins:
 
 
 def _observed(f: Facts, basis: RecordedEviction, won: bool) -> Margins:
-    """Time: between the end of the pod, had it been, and the kill; negative where it was in time but too little.
-    Bytes: `balance`.
-    """
+    """Time: from the end the pod would have had to the kill; negative where it was too little. Bytes: `balance`."""
     done, kill = basis.done_ns, f.kill_ns
     if done is None or kill is None:
         return None, None
@@ -89,9 +85,7 @@ def balance(f: Facts) -> int | None:
 
 
 def held(f: Facts, e: RecordedEviction) -> int | None:
-    """Bytes a pod held when the first victim was marked, as far as was seen: at the decision, or since, or by what of
-    it was killed. None: not known.
-    """
+    """Bytes a pod held at the first mark, by its decision, what was seen since or killed of it. None: not known."""
     kill, d = f.kill_ns or 0, e.decision
     own = [s for s in f.episode.events if isinstance(s, Sample) and s.pod == d.pod]
     seen = [s.working_set for s in own if d.ts_ns <= s.ts_ns <= kill][-1:]

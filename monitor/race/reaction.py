@@ -70,9 +70,7 @@ REACTIONS = (KUBELET, NOTIFIED, OBSERVE, HOLD, ENFORCE)
 
 @dataclass(frozen=True, slots=True)
 class Survives(Record):
-    """Steady growth that a threshold of `quantity` bytes survives, in bytes/s: `always`, in every phase; `at_best`, in
-    the best one. None: not even memory that stands still.
-    """
+    """Growth that a threshold of `quantity` bytes survives, in bytes/s, in every phase and in the best; None: none."""
 
     reaction: str
     quantity: int

@@ -103,9 +103,7 @@ def _outside(events: Iterable[Event], cut: int | None) -> int | None:
 
 
 def _most_within(series: TimeSeries, ns: int) -> int:
-    """The largest rise between two moments ``ns`` apart. The lines between points are straight, so one of the two
-    moments is a point's.
-    """
+    """The largest rise between two moments ``ns`` apart: lines are straight, so one of the two is a point's."""
     times, values = series.times, series.values
     most = 0.0
     for i in range(0, len(times), -(-len(times) // _MOST_POINTS)):

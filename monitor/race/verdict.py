@@ -1,6 +1,5 @@
-"""The verdict on an episode: exactly one, with its flags, its margins and the sentence that says it.
-
-A pure function of the episode. docs/verdicts.md explains every name with an example.
+"""The verdict on an episode: exactly one, with its flags, its margins and the sentence that says it
+(docs/verdicts.md).
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def _first_difference(got: Any, recorded: Any, path: str = "") -> str:
 
 
 def check_case(case: Any) -> str:
-    """Where the policy's answer differs from the (first) recorded one, "" if it does not; what the op cannot read
-    differs. Raises CaseError for what is not a case.
-    """
+    """Where the policy's answer differs from the (first) recorded one, "": nowhere. Raises CaseError for no case."""
     op, answers = _of_case(case)
     wanted = []
     got: Any = None

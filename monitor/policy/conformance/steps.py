@@ -99,9 +99,7 @@ def parse_threshold_config(given: Case, answer: Any) -> Pair:
 
 
 def update_container_fs_thresholds(given: Case, answer: Any) -> Pair:
-    """The thresholds in any order, and the complaint: of several the kubelet keeps the last, of soft thresholds if
-    there are any.
-    """
+    """The thresholds in any order, and the complaint: the kubelet's last, of soft thresholds if there are any."""
     thresholds = parse_thresholds(*config_maps(given), in_order=True)
     overlaid = overlay_containerfs(thresholds, layout(given))
     replaced = [t for t in thresholds if t.signal in (CONTAINERFS, CONTAINERFS_INODES)]
