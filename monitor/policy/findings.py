@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from monitor.policy import configuration as conf
 from monitor.policy import signals as sig
-from monitor.policy.configuration import (
-    HARD,
-    KUBE_RESERVED,
-    MERGE_DEFAULTS,
-    MIN_RECLAIM,
-    SOFT,
-    SOFT_GRACE,
-    SYSTEM_RESERVED,
-    Effective,
-    Settings,
-    Source,
-)
+from monitor.policy.configuration import Effective, Settings, Source
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.quantity import BINARY_SI, Quantity, shown
 from monitor.policy.releases import CURRENT, Era
@@ -52,18 +43,18 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
     # What holds for a threshold holds for its copy on the container file system too, and is reported once.
     thresholds = [e for e in settings.thresholds(rules, node.layout) if not e.overlay]
     own = [e for e in thresholds if not e.copy]
-    nothing = f"{settings.origins[HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
+    nothing = f"{settings.origins[conf.HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
     return [
         *_defaults(settings, drop_ins, rules),
         *([] if any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds) else [nothing]),
         *_without_effect(settings, own),
-        *_by_definition(thresholds, node),
+        *_each(thresholds, _by_definition, node),
         *_never_reclaimed(settings, thresholds, node),
         *_units(settings, own, node),
-        *_below_huge_pages(thresholds, node, rules),
-        *_protected(own, node),
+        *_each(thresholds, _below_huge_pages, node, rules),
+        *_each(own, _protected, node),
         *_soft_below_hard(thresholds, node),
-        *_copies(thresholds, node),
+        *_each(thresholds, _copied_percentage, node),
         *_replaced(settings, rules, node.layout),
         *_exceeded(thresholds, node, rules),
         *_grace_and_notification(settings, thresholds),
@@ -76,24 +67,24 @@ def _defaults(settings: Settings, drop_ins: Sequence[Source], rules: Era) -> Ite
         by_origin.setdefault(origin, []).append(f"{signal}<{rules.default_hard[signal]}")
     for origin, lost in by_origin.items():
         # `mergeDefaultEvictionSettings` is read in the kubelet's file and never applies to flags.
-        merge = f", or set {MERGE_DEFAULTS}: true" if origin.endswith(f": {HARD}") else ""
+        merge = f", or set {conf.MERGE_DEFAULTS}: true" if origin.endswith(f": {conf.HARD}") else ""
         yield (
             f"{origin}: naming any hard threshold switches the other defaults off: {', '.join(lost)}; "
             f"name those you want too, and the rest with 0%{merge}"
         )
     for drop_in in drop_ins:
-        if drop_in.content.get(MERGE_DEFAULTS) is not None:
+        if drop_in.content.get(conf.MERGE_DEFAULTS) is not None:
             yield (
-                f"{drop_in.name}: {MERGE_DEFAULTS}: has no effect in a drop-in, which is merged after the defaults; "
-                "set it in the file the kubelet is started with"
+                f"{drop_in.name}: {conf.MERGE_DEFAULTS}: has no effect in a drop-in, which is merged after the "
+                "defaults; set it in the file the kubelet is started with"
             )
 
 
 def _without_effect(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:
     guarded = {e.threshold.signal for e in thresholds}
     for key, with_one, what, needed in (
-        (SOFT_GRACE, settings.maps[SOFT], "grace period", "soft threshold"),
-        (MIN_RECLAIM, guarded, "min reclaim", "threshold"),
+        (conf.SOFT_GRACE, settings.maps[conf.SOFT], "grace period", "soft threshold"),
+        (conf.MIN_RECLAIM, guarded, "min reclaim", "threshold"),
     ):
         for signal, (text, origin) in settings.maps[key].items():
             if signal not in with_one:
@@ -101,18 +92,23 @@ def _without_effect(settings: Settings, thresholds: Sequence[Effective]) -> Iter
                 yield f"{origin}: {signal}: a {what} of {text} has no effect without a {needed}; {remedy}"
 
 
-def _by_definition(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+def _each(thresholds: Sequence[Effective], check: Callable[..., str], *about: Any) -> Iterator[str]:
+    """What a check finds in any of these; "" is nothing."""
     for e in thresholds:
-        t, capacity = e.threshold, node.capacity.get(e.threshold.signal)
-        if t.value.quantity is None and not t.value.percentage > 0:  # NaN is not, either
-            yield f"{e.origin}: {t.signal}: {e.text} is never met; 0% says that it is not wanted"
-        elif t.value.quantity is None and t.value.percentage >= 1:
-            yield f"{e.origin}: {t.signal}: {e.text} is always met: pods are evicted for ever; 100% would switch it off"
-        elif capacity is not None and t.quantity(capacity) >= capacity:
-            yield (
-                f"{e.origin}: {t.signal}: {e.text} is always met, with a capacity of "
-                f"{shown(t.signal, capacity)}: pods are evicted for ever; lower it"
-            )
+        if found := check(e, *about):
+            yield f"{e.origin}: {e.threshold.signal}: {found}"
+
+
+def _by_definition(e: Effective, node: Node) -> str:
+    value, capacity = e.threshold.value, node.capacity.get(e.threshold.signal)
+    if value.quantity is None and not value.percentage > 0:  # NaN is not, either
+        return f"{e.text} is never met; 0% says that it is not wanted"
+    if value.quantity is None and value.percentage >= 1:
+        return f"{e.text} is always met: pods are evicted for ever; 100% would switch it off"
+    if capacity is None or e.threshold.quantity(capacity) < capacity:
+        return ""
+    known = shown(e.threshold.signal, capacity)
+    return f"{e.text} is always met, with a capacity of {known}: pods are evicted for ever; lower it"
 
 
 def _never_reclaimed(settings: Settings, thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
@@ -125,7 +121,7 @@ def _never_reclaimed(settings: Settings, thresholds: Sequence[Effective], node: 
         capacity = 1 << 62 if relative else known
         if capacity is None or not t.quantity(capacity) < capacity <= t.quantity(capacity, with_reclaim=True):
             continue
-        origin = e.origin if e.copy else settings.maps[MIN_RECLAIM][t.signal].origin
+        origin = e.origin if e.copy else settings.maps[conf.MIN_RECLAIM][t.signal].origin
         of = "" if known is None else f", with a capacity of {shown(t.signal, known)}"
         yield (
             f"{origin}: {t.signal}: min reclaim {e.min_reclaim} above {e.text} is never reached{of}: pods are evicted "
@@ -141,7 +137,7 @@ def _units(settings: Settings, thresholds: Sequence[Effective], node: Node) -> I
     ]
     written += [
         (origin, name, text, None if text.endswith("%") else Quantity.parse(text), "never reached", "too few to matter")
-        for key in (MIN_RECLAIM, SYSTEM_RESERVED, KUBE_RESERVED)
+        for key in (conf.MIN_RECLAIM, conf.SYSTEM_RESERVED, conf.KUBE_RESERVED)
         for name, (text, origin) in settings.maps[key].items()
     ]
     for origin, name, text, quantity, many, few in written:
@@ -165,29 +161,29 @@ def _too_many(quantity: Quantity, resource: str, what: str) -> str:
     return ""
 
 
-def _below_huge_pages(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterator[str]:
-    if rules.huge_pages_apart:
-        return
-    for e in thresholds:
-        t, capacity = e.threshold, node.capacity.get(e.threshold.signal)
-        if t.signal in sig.OF_DOMAIN["node"] and capacity and 0 < t.quantity(capacity) <= node.huge_pages:
-            yield (
-                f"{e.origin}: {t.signal}: {e.text} is never met: under {rules.name} huge pages count as available, "
-                f"here {shown(t.signal, node.huge_pages)}, and memory runs out before less is; raise it above that, "
-                f"or give --policy {CURRENT.name} if no older kubelet runs here"
-            )
+def _below_huge_pages(e: Effective, node: Node, rules: Era) -> str:
+    t, capacity = e.threshold, node.capacity.get(e.threshold.signal)
+    if rules.huge_pages_apart or t.signal not in sig.OF_DOMAIN["node"] or not capacity:
+        return ""
+    if not 0 < t.quantity(capacity) <= node.huge_pages:
+        return ""
+    return (
+        f"{e.text} is never met: under {rules.name} huge pages count as available, here "
+        f"{shown(t.signal, node.huge_pages)}, and memory runs out before less is; raise it above that, or give "
+        f"--policy {CURRENT.name} if no older kubelet runs here"
+    )
 
 
-def _protected(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
+def _protected(e: Effective, node: Node) -> str:
     """What the kernel keeps by memory.min may be page cache, which counts as available by one formula."""
-    for e in thresholds if node.protected else ():
-        signal = e.threshold.signal
-        if signal == sig.RECLAIMABLE:
-            most = shown(signal, min(node.protected, node.capacity.get(signal, node.protected)))
-            yield (
-                f"{e.origin}: {signal}: page cache that memory.min protects counts as available, here up to {most}, "
-                "and the kernel does not reclaim it; give memory.available, or a threshold above that"
-            )
+    signal = e.threshold.signal
+    if signal != sig.RECLAIMABLE or not node.protected:
+        return ""
+    most = shown(signal, min(node.protected, node.capacity.get(signal, node.protected)))
+    return (
+        f"page cache that memory.min protects counts as available, here up to {most}, and the kernel does not reclaim "
+        "it; give memory.available, or a threshold above that"
+    )
 
 
 def _soft_below_hard(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
@@ -212,22 +208,18 @@ def _below(soft: Threshold, hard: Threshold, capacity: int | None) -> bool:
     return False
 
 
-def _copies(thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
-    for e in thresholds:
-        t = e.threshold
-        if e.copy and t.value.quantity is None:
-            limit = node.capacity.get(sig.ALLOCATABLE_MEMORY)
-            known = "" if limit is None else f" ({shown(t.signal, limit)})"
-            yield (
-                f"{e.origin}: {t.signal}: {e.text} is of the limit of kubepods{known}, not of the node; "
-                "write a quantity if both are to be alike"
-            )
+def _copied_percentage(e: Effective, node: Node) -> str:
+    if not e.copy or e.threshold.value.quantity is not None:
+        return ""
+    limit = node.capacity.get(sig.ALLOCATABLE_MEMORY)
+    known = "" if limit is None else f" ({shown(e.threshold.signal, limit)})"
+    return f"{e.text} is of the limit of kubepods{known}, not of the node; write a quantity if both are to be alike"
 
 
 def _replaced(settings: Settings, rules: Era, layout: DiskLayout) -> Iterator[str]:
     if not rules.containerfs or not layout.containers_on:
         return
-    for key in (HARD, SOFT):
+    for key in (conf.HARD, conf.SOFT):
         for signal, (text, origin) in settings.maps[key].items():
             if signal in (sig.CONTAINERFS, sig.CONTAINERFS_INODES):
                 other = signal.replace("containerfs", layout.containers_on)

@@ -48,7 +48,11 @@ def parse_duration(text: str) -> int:
         whole = int(part[1] or "0") if len(part[1].lstrip("0")) < 20 else INT64_MAX + 2
         if whole > INT64_MAX + 1:
             raise invalid
-        unit = _unit(part[3], text)
+        if not part[3]:
+            raise PolicyError(f"time: missing unit in duration {_quote_bytes(text)}")
+        unit = _UNITS.get(part[3])
+        if unit is None:
+            raise PolicyError(f"time: unknown unit {_quote_bytes(part[3])} in duration {_quote_bytes(text)}")
         total += whole * unit + _fraction(part[2] or "", unit)
         if total > INT64_MAX + 1:
             raise invalid
@@ -56,15 +60,6 @@ def parse_duration(text: str) -> int:
     if total > INT64_MAX and not negative:
         raise invalid
     return -total if negative else total
-
-
-def _unit(name: str, text: str) -> int:
-    """Nanoseconds of a unit in the duration ``text``."""
-    if not name:
-        raise PolicyError(f"time: missing unit in duration {_quote_bytes(text)}")
-    if name not in _UNITS:
-        raise PolicyError(f"time: unknown unit {_quote_bytes(name)} in duration {_quote_bytes(text)}")
-    return _UNITS[name]
 
 
 def _fraction(digits: str, unit: int) -> int:

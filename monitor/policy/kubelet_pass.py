@@ -37,7 +37,7 @@ class Eviction(NamedTuple):
 
 
 class KubeletResult(NamedTuple):
-    """What a pass decided, with a `warning` on the node, after `reclaimed`. No `outcome` without thresholds or stats."""
+    """What a pass decided, with a `warning` on the node, after `reclaimed`. No thresholds or stats: no `outcome`."""
 
     state: State
     evictions: tuple[Eviction, ...] = ()
@@ -237,11 +237,9 @@ def admit(pod: Pod, conditions: Collection[str], qos_of: Callable[[Pod], str] = 
     """
     if not conditions or is_critical(pod):
         return _YES
-    if set(conditions) == {MEMORY_PRESSURE}:
-        if qos_of(pod) != BEST_EFFORT:
-            return _YES
-        if any(tolerates(t, MEMORY_TAINT) for t in pod.tolerations):
-            return _YES
+    willing = qos_of(pod) != BEST_EFFORT or any(tolerates(t, MEMORY_TAINT) for t in pod.tolerations)
+    if willing and set(conditions) == {MEMORY_PRESSURE}:
+        return _YES
     # A refused pod ends as Failed with this reason: from outside it looks like an eviction.
     return Admission(False, REASON, f"The node had condition: [{' '.join(sorted(conditions))}]. ")
 
@@ -250,6 +248,4 @@ def tolerates(toleration: Toleration, taint: str) -> bool:
     """Whether ``toleration`` covers a taint without value. An operator other than Exists or Equal covers nothing."""
     if toleration.effect not in ("", "NoSchedule") or toleration.key not in ("", taint):
         return False
-    if toleration.operator in ("", "Equal"):
-        return toleration.value == ""
-    return toleration.operator == "Exists"
+    return toleration.operator == "Exists" or (toleration.operator in ("", "Equal") and not toleration.value)

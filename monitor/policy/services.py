@@ -8,7 +8,7 @@ read is never evicted. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -102,7 +102,7 @@ def _given(facts: Facts, pattern: str, rule: Mapping[str, Any], key: str, label:
     if key in rule:
         return int(rule[key]), f"services: {pattern}"
     text = (facts.labels or {}).get(label)
-    number = None if text is None else _READ[label][0](text)
+    number = None if text is None else _read(label, text)
     return None if number is None else (number, f"label {label}")
 
 
@@ -158,36 +158,29 @@ def _never(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> str:
 
 def label_problem(name: str, value: str) -> str:
     """What is wrong with a label of outrace's; "" if nothing is. Its author meant something that is not known."""
-    read, problem = _READ[name]
-    return f"its label {name}={value[:40]!r} {problem}" if read(value) is None else ""
+    return f"its label {name}={value[:40]!r} {_WRONG[name]}" if _read(name, value) is None else ""
 
 
-def _whole(value: str) -> int | None:
-    return int(value) if _WHOLE.fullmatch(value) and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY else None
+#: Label -> what is wrong with a value that cannot be read.
+_WRONG = {
+    PRIORITY: f"is no whole number up to {MOST_PRIORITY}",
+    REQUEST: "is no quantity such as 200Mi",
+    GRACE: "is no duration of whole seconds up to 24h such as 90s",
+    NEVER: "is not true or false",
+}
 
 
-def _bytes(value: str) -> int | None:
+def _read(name: str, value: str) -> int | None:
+    """The value of a label: a priority, bytes, seconds, whether never; None if it cannot be read."""
+    if name == NEVER:
+        return {"true": True, "false": False}.get(value)
+    if name == PRIORITY:
+        return int(value) if _WHOLE.fullmatch(value) and LEAST_PRIORITY <= int(value) <= MOST_PRIORITY else None
     try:
-        amount = Quantity.parse(value.strip())
-    except ValueError:
-        return None
-    return amount.value if 0 <= amount.nanos < 10**9 << 62 else None
-
-
-def _seconds(value: str) -> int | None:
-    if len(value) > _LONGEST_DURATION:
-        return None
-    try:
-        seconds, rest = divmod(parse_duration(value.strip()), 10**9)
+        if name == REQUEST:
+            amount = Quantity.parse(value.strip())
+            return amount.value if 0 <= amount.nanos < 10**9 << 62 else None
+        seconds, rest = divmod(parse_duration(value.strip()) if len(value) <= _LONGEST_DURATION else 0, 10**9)
     except PolicyError:
         return None
     return seconds if not rest and 0 < seconds <= MOST_GRACE_S else None
-
-
-#: Label -> how its value is read (None: it cannot be), and what is wrong then.
-_READ: dict[str, tuple[Callable[[str], int | None], str]] = {
-    PRIORITY: (_whole, f"is no whole number up to {MOST_PRIORITY}"),
-    REQUEST: (_bytes, "is no quantity such as 200Mi"),
-    GRACE: (_seconds, "is no duration of whole seconds up to 24h such as 90s"),
-    NEVER: ({"true": True, "false": False}.get, "is not true or false"),
-}

@@ -21,11 +21,11 @@ from monitor.policy.signals import Observation
 from monitor.policy.thresholds import kubelets
 from monitor.race.codec import Record
 from monitor.race.events import Crossing, Sample
+from monitor.race.evictions import KUBELET_MIN_GRACE_S
 from monitor.race.facts import SIGNAL_OF, Facts, growth
 
 PERIOD_NS = 10_000_000_000
-#: The runtime layer gives a pod 2 s at least, and the SIGKILL came 2.03 s after the decision.
-MIN_GRACE_S = 2
+#: With the least grace the SIGKILL came 2.03 s after the decision.
 KILL_NS = 30_000_000
 #: Passes looked at at most: 10 minutes of the loop; soft graces are shorter.
 _MOST_PASSES = 60
@@ -71,7 +71,7 @@ def counterfactual(world: World, config: PassConfig) -> Counterfactual:
     pieces = _pieces(world, config)
     oom = inf if world.oom_ns is None else world.oom_ns
     detected = sum(p.weight * _part_before(p, oom) for p in pieces)
-    in_time = sum(p.weight * _part_before(p, oom - max(MIN_GRACE_S, p.grace_s) * 1e9 - KILL_NS) for p in pieces)
+    in_time = sum(p.weight * _part_before(p, oom - max(KUBELET_MIN_GRACE_S, p.grace_s) * 1e9 - KILL_NS) for p in pieces)
     obeying = sum(p.weight * _part_before(p, oom - KILL_NS) for p in pieces)
     p10, p50, p90 = (_quantile(pieces, q, world.crossed_ns) for q in (0.1, 0.5, 0.9))
     oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)

@@ -77,19 +77,14 @@ def recorded_evictions(events: Iterable[ev.Event]) -> list[RecordedEviction]:
             over |= {i for i, d in decisions if d.observed and d.threshold == event.threshold}
         elif isinstance(event, ev.Decided | ev.Signalled | ev.Gone):
             observed = isinstance(event, ev.Decided) and event.observed
-            mine = (
-                i for i, e in enumerate(found) if _is_of(e, event.pod, event.by) and e.decision.observed == observed
-            )
-            at = next((i for i in mine if i not in over), None)
+            its = (event.pod, event.by, observed)
+            going_on = ((i, e.decision) for i, e in enumerate(found) if e.gone_ns is None and i not in over)
+            at = next((i for i, d in going_on if (d.pod, d.by, d.observed) == its), None)
             if at is not None:
                 found[at] = _advanced(found[at], event)
             elif isinstance(event, ev.Decided):
                 found.append(RecordedEviction(event))
     return found
-
-
-def _is_of(eviction: RecordedEviction, pod: str, by: str) -> bool:
-    return eviction.decision.pod == pod and eviction.decision.by == by and eviction.gone_ns is None
 
 
 def _advanced(e: RecordedEviction, event: ev.Decided | ev.Signalled | ev.Gone) -> RecordedEviction:

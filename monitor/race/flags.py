@@ -101,19 +101,12 @@ def over_eviction(f: Facts) -> tuple[RecordedEviction, int] | None:
             return eviction, max(0, -short if back is None else back - d.quantity)
         pending = [e for e in done[:k] if e.gone_ns is None or e.gone_ns > d.ts_ns]
         coming = sum([e.freed if e.freed is not None else e.decision.working_set or 0 for e in pending])
-        coming += max(0, d.coming - sum([_kept(e) for e in done[:k] if _came_after(e, d)]))
+        # Of those that were gone by then their memory is perhaps not back.
+        gone = [e for e in done[:k] if e.gone_ns is not None and e.gone_ns <= d.ts_ns < (e.settled_ns or 0)]
+        coming += max(0, d.coming - sum([max(0, (e.decision.working_set or 0) - (e.freed or 0)) for e in gone]))
         if (pending or d.coming) and coming >= short:
             return eviction, coming - short
     return None
-
-
-def _came_after(e: RecordedEviction, d: Decided) -> bool:
-    """Whether a pod was gone when another was decided on, and its memory perhaps not back."""
-    return e.gone_ns is not None and e.settled_ns is not None and e.gone_ns <= d.ts_ns < e.settled_ns
-
-
-def _kept(e: RecordedEviction) -> int:
-    return max(0, (e.decision.working_set or 0) - (e.freed or 0))
 
 
 def _was_clear(events: tuple[Event, ...], d: Decided) -> int | None:

@@ -12,7 +12,7 @@ from monitor.race.advice import advice
 from monitor.race.badness import policy_rank
 from monitor.race.counterfactual import kubelets_answer
 from monitor.race.episode import OPEN, QUIET, Episode
-from monitor.race.events import KUBEPODS, NODE, Decided, KubeletEvicted, Mark, Refused
+from monitor.race.events import KUBEPODS, NODE, KubeletEvicted, Mark, Refused
 from monitor.race.evictions import RecordedEviction
 from monitor.race.facts import Facts, domain_of
 from monitor.race.flags import flags
@@ -43,6 +43,8 @@ def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = 
     basis = ruling.basis
     marks = flags(f)
     margin = margins(f, ruling)
+    decisions = [e.decision for e in f.evictions]
+    carried_out = [d for d in decisions if not d.observed]
     start = timestamp(episode.start_ns + realtime_ns)
     return Incident(
         id=_id(start, episode.domain),
@@ -53,7 +55,7 @@ def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = 
         flags=marks,
         oom_victims=tuple([_victim(f, m) for m in f.kills]),
         invoker=next((Invoker(m.invoker_pid, m.invoker_comm, m.invoker_pod) for m in f.kills or f.exiting), None),
-        evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in _relevant(f)]),
+        evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in carried_out or decisions]),
         margin_bytes=margin[0],
         margin_ms=margin[1],
         steps=steps(episode),
@@ -172,12 +174,6 @@ def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
         if lost.what != "oom" or (lost.ts_ns >= f.episode.start_ns and not f.kills):
             missing.append(f"{what} ({lost.count} {lost.what} events lost)")
     return tuple(dict.fromkeys(missing))
-
-
-def _relevant(f: Facts) -> list[Decided]:
-    """The evictions to report: those carried out, else the observed ones."""
-    decisions = [e.decision for e in f.evictions]
-    return [d for d in decisions if not d.observed] or decisions
 
 
 def _victim(f: Facts, mark: Mark) -> OomVictim:

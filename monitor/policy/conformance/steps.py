@@ -7,6 +7,7 @@ from decimal import Decimal, localcontext
 from itertools import groupby
 from typing import Any
 
+from monitor.policy import qos
 from monitor.policy.compat import INT64_MIN, KUBELET, int64
 from monitor.policy.configuration import THRESHOLDS
 from monitor.policy.errors import PolicyError
@@ -14,15 +15,6 @@ from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.gosyntax import parse_float32
 from monitor.policy.layout import NO_OVERLAY, DiskLayout, overlay_containerfs
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.qos import (
-    compute_qos_class,
-    is_critical,
-    is_mirror,
-    is_node_critical,
-    is_static,
-    oom_score_adj,
-    qos_class_1_36,
-)
 from monitor.policy.quantity import Quantity, shown
 from monitor.policy.resources import pod_request, with_gate_off
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, Observation
@@ -136,12 +128,12 @@ def node_allocatable(given: Case, answer: Any) -> Pair:
 def pod_qos(given: Case, answer: Any) -> Pair:
     pod = pod_of(given, given["pod"])
     got = {
-        "qosClass": qos_class_1_36(pod),
-        "computedQOSClass": compute_qos_class(pod, empty_counts=True),
-        "isCriticalPod": is_critical(pod),
-        "isNodeCriticalPod": is_node_critical(pod),
-        "isStaticPod": is_static(pod),
-        "isMirrorPod": is_mirror(pod),
+        "qosClass": qos.qos_class_1_36(pod),
+        "computedQOSClass": qos.compute_qos_class(pod, empty_counts=True),
+        "isCriticalPod": qos.is_critical(pod),
+        "isNodeCriticalPod": qos.is_node_critical(pod),
+        "isStaticPod": qos.is_static(pod),
+        "isMirrorPod": qos.is_mirror(pod),
     }
     return got, answer
 
@@ -152,10 +144,10 @@ def oom_scores(given: Case, answer: Any) -> Pair:
     containers = (*pod.containers, *pod.init_containers)
     try:
         capacity = given["memoryCapacity"]
-        scores = {c.name: oom_score_adj(pod, c.name, capacity, KUBELET, qos_class_1_36) for c in containers}
+        scores = {c.name: qos.oom_score_adj(pod, c.name, capacity, KUBELET, qos.qos_class_1_36) for c in containers}
     except PolicyError as error:
         return answer if "panic" in answer else {"refused": str(error)}, answer
-    return {"oomScoreAdj": scores, "qosClass": qos_class_1_36(pod)}, answer
+    return {"oomScoreAdj": scores, "qosClass": qos.qos_class_1_36(pod)}, answer
 
 
 def rank(given: Case, answer: Any) -> Pair:
