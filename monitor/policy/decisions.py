@@ -129,8 +129,11 @@ class Decisions:
         ``fired``: the pod (uid, name) that the kernel's trigger took instead, by SIGKILL.
         """
         subject = RESOURCE[about["signal"]] if about["signal"] is not None else pod[0]
-        if not self._enforce and not self._is_due(subject, bool(crossed_ns), decided_ns):
-            return None
+        if not self._enforce:
+            # After a crossing it is due sooner.
+            if decided_ns - self.reported.get(subject, 0) < (QUIET_NS if crossed_ns else REPEAT_NS):
+                return None
+            self.reported[subject] = decided_ns
         self.last_id += 1
         uid, name = pod if fired is None else fired
         return {
@@ -144,13 +147,6 @@ class Decisions:
             "crossed_ns": crossed_ns or None,
             "decided_ns": decided_ns,
         }
-
-    def _is_due(self, subject: str, crossed: bool, now_ns: int) -> bool:
-        """Whether it is reported now, and note that it is. After a crossing it is due sooner."""
-        if now_ns - self.reported.get(subject, 0) < (QUIET_NS if crossed else REPEAT_NS):
-            return False
-        self.reported[subject] = now_ns
-        return True
 
     def forget(self, now_ns: int) -> None:
         """Drop what is too old to matter, so that pods of the past take no room."""

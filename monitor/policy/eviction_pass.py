@@ -191,7 +191,7 @@ def run_pass(
         return PassResult(next_state, _NOTHING, 0)
 
     starved = _fresh(config, met, state.stamps, stamps)
-    victim, refused = _pick(_candidates(starved, rank, clean))
+    victim, refused = _pick(starved, rank, clean)
     asked_s = 0 if starved is None or victim is None else _grace(config, starved, victim)
     passed = tuple([rules[i].threshold for i in met])
     observed = tuple([rules[i].threshold for i in merged])
@@ -278,17 +278,15 @@ def _fresh(
     return found
 
 
-def _candidates(starved: Threshold | None, rank: Rank, clean: Callable[[str], bool] | None) -> Iterable[Candidate]:
-    # There is nothing to clean up for memory.
-    if starved is None or (clean is not None and starved.signal not in MEMORY_SIGNALS and clean(starved.signal)):
-        return ()
-    return rank(starved.signal)
-
-
-def _pick(order: Iterable[Candidate]) -> tuple[Candidate | None, tuple[Candidate, ...]]:
+def _pick(
+    starved: Threshold | None, rank: Rank, clean: Callable[[str], bool] | None
+) -> tuple[Candidate | None, tuple[Candidate, ...]]:
     """The first pod that may be evicted, and the critical ones before it."""
     refused: list[Candidate] = []
-    for candidate in order:
+    # There is nothing to clean up for memory.
+    if starved is None or (clean is not None and starved.signal not in MEMORY_SIGNALS and clean(starved.signal)):
+        return None, ()
+    for candidate in rank(starved.signal):
         if not candidate.critical:
             return candidate, tuple(refused)
         refused.append(candidate)
@@ -312,11 +310,9 @@ def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:
 
 
 def carry(old: PassConfig, state: State, new: PassConfig) -> State:
-    """The state for the next pass where another configuration has come into force between two passes.
-
-    A threshold that is in both (signal, kind and value) stays met since when it was, so that a changed grace period
-    counts from there, and is held by min reclaim as before. One that is gone has no effect any more, and one that
-    is new begins. A condition stays for the transition period, unless no threshold speaks of it any more.
+    """The state for the next pass where another configuration has come into force between two passes. A threshold that
+    is in both (signal, kind and value) stays met since when it was, so that a changed grace period counts from there,
+    and is held by min reclaim as before. A condition stays for the transition period, unless no threshold has it.
     """
     if not state.first and not state.stamps:
         return State()

@@ -39,7 +39,10 @@ def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT
     else:
         found = {"usage": _usage(one, signal, layout, era, compared=True), **priority}
         if c.usage is not None:
-            found["excess"] = _excess(signal, c.usage, c.request)
+            above = c.usage - c.request
+            found["excess"] = f"{shown(signal, abs(above))} {'above' if above > 0 else 'below'} its request"
+            if RESOURCE[signal] == "inodes":
+                found["excess"] = f"{c.usage} inodes less a request of {c.request} bytes: {above}"
     if c.critical:
         found["critical"] = f"{why_critical(one.pod, era)}: never evicted"
     return found
@@ -79,13 +82,6 @@ def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: boo
     request = c.request if RESOURCE[signal] in IN_BYTES else 0
     place = "above" if c.usage > request else "within"
     return f"{text}, requested {shown(signal, request)}: {place} its request"
-
-
-def _excess(signal: str, usage: int, request: int) -> str:
-    above = usage - request
-    if RESOURCE[signal] == "inodes":
-        return f"{usage} inodes less a request of {request} bytes: {above}"
-    return f"{shown(signal, abs(above))} {'above' if above > 0 else 'below'} its request"
 
 
 def why_critical(pod: Pod, era: Era = CURRENT) -> str:

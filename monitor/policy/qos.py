@@ -98,11 +98,9 @@ def oom_score_adj(
     spared: Callable[[Pod], bool] = is_node_critical,
     guaranteed: int = GUARANTEED_ADJ,
 ) -> int:
-    """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes.
-
-    Exactly the kubelet's: it can exceed 1000 for a pod-level request below the containers' (clamp before writing).
-    Above 9.2e15 bytes it overflows, ours only with ``compat`` "kubelet-1.36". Raises PolicyError for an unknown
-    container, or a capacity that is not positive.
+    """The value for one container (regular or init) on a machine of ``memory_capacity`` bytes. It can exceed 1000, for
+    a pod-level request below the containers'. A kubelet's overflows above 9.2e15 bytes, ours only with ``compat``
+    "kubelet-1.36". Raises PolicyError for an unknown container, or a capacity that is not positive.
     """
     found = next((one for one in (*pod.init_containers, *pod.containers) if one.name == container_name), None)
     if found is None:

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 class Era:
     """What a release decides in its own way.
 
-    `oom_score_adj` takes (pod, container name, memory capacity in bytes); `hard_grace_s`: passed on for a hard
-    eviction; `counts_processes`: pods are ranked for process ids by their number; `huge_pages_apart`: huge pages are no
-    capacity of memory.available; `sidecar_storage`: a sidecar's own limit of local storage is enforced (Kubernetes
-    issue 138371). `memory_key` ranks a candidate by its numbers and class alone, fed by `request` and `qos_class`: no
-    Pod is needed where every microsecond counts. Its order is that of `victims.rank_one`, or of `ranker`: (pod, stats,
-    signal, layout).
+    `oom_score_adj` takes (pod, container name, bytes of memory); `hard_grace_s`: passed on for a hard eviction;
+    `counts_processes`: pods are ranked for process ids by their number; `huge_pages_apart`: huge pages are no capacity
+    of memory.available; `sidecar_storage`: a sidecar's own limit of local storage is enforced (Kubernetes issue
+    138371). `memory_key` ranks without a Pod, as `victims.rank_one` or `ranker` (pod, stats, signal, disks) do.
     """
 
     name: str

@@ -1,8 +1,6 @@
 """A service, session or container as a Pod: what its operator wrote about it, and what that makes of it.
 
-Operators write MemoryMin=, MemoryLow=, MemoryMax=, OOMScoreAdjust=, ManagedOOMPreference=, labels of a container, or
-the table `services:`. That a unit has no priority is known, and means 0; one whose labels or processes could not be
-read is never evicted. Pure.
+That a unit has no priority is known, and means 0; one whose labels or processes could not be read is never evicted.
 """
 
 from __future__ import annotations
@@ -61,7 +59,9 @@ def service_pod(facts: Facts, rules: Mapping[str, Mapping[str, Any]]) -> Pod:
     pattern, rule = _rule(facts, rules)
     given = partial(_given, facts, pattern, rule)
     priority, why_priority = given("priority", PRIORITY) or _priority(facts)
-    request, why_request = given("request", REQUEST) or _request(facts)
+    none = "no MemoryMin=, MemoryLow=, reservation or label"
+    kept = "MemoryMin=, MemoryLow= or the container's reservation" if facts.request else none
+    request, why_request = given("request", REQUEST) or (facts.request, kept)
     # TimeoutStopSec= is in no file that the machine keeps of a unit.
     grace_s, why_grace = given("grace", GRACE) or (DEFAULT_POD_GRACE_S, "as for a pod that names none")
     quality, why_class = _quality(request, facts.limit)
@@ -115,12 +115,6 @@ def _priority(facts: Facts) -> tuple[int, str]:
     if score not in (0, SPARED_SCORE):
         return -score, f"oom_score_adj {facts.score} (OOMScoreAdjust=), turned round"
     return 0, "nothing that its operator wrote says otherwise"
-
-
-def _request(facts: Facts) -> tuple[int, str]:
-    if facts.request:
-        return facts.request, "MemoryMin=, MemoryLow= or the container's reservation"
-    return 0, "no MemoryMin=, MemoryLow=, reservation or label"
 
 
 def _quality(request: int, limit: int | None) -> tuple[str, str]:

@@ -1,9 +1,7 @@
-"""What a kubelet would have done with the same record, by its 10 s loop.
+"""What a kubelet would have done with the same record, by its 10 s loop, of which every phase counts alike.
 
-The phase of the loop is not known, so every phase counts alike. The record cuts the phases into cells in which the same
-passes see the same thresholds met; in a cell one run of the policy's own pass answers for all of it.
-
-At an eviction, and where a pod is held, the record is cut, and memory goes on growing at the same rate up to the limit.
+The record cuts the phases into cells in which the same passes see the same thresholds met: one run of the policy's own
+pass answers for a cell. An eviction or a hold cuts the record; memory then grows at the same rate up to the limit.
 """
 
 from __future__ import annotations

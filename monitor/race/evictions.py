@@ -114,11 +114,9 @@ def met_before(events: Iterable[ev.Event], until_ns: int) -> dict[tuple[str, str
 
 def by_kubelet(events: Iterable[ev.Event]) -> list[RecordedEviction]:
     """Evictions by a kubelet, which reports nothing when it decides: the first SIGKILL stands for that, or when memory
-    came back.
-
-    Known by what its runtime did: SIGKILL to a pod that might be evicted, while a threshold of the node was met, and
-    then no process was left of that pod. Or by what it wrote to the server: a pod that obeys SIGTERM gets no SIGKILL
-    while the threshold is met. Not of a pod that outrace evicts or in which the OOM killer was.
+    came back. Known by what its runtime did: SIGKILL to a pod that might be evicted, while a threshold of the node was
+    met, until no process of it was left. Or by what it wrote to the server: a pod that obeys SIGTERM gets no SIGKILL.
+    Not of a pod that outrace evicts or in which the OOM killer was.
     """
     known = _ByKubelet()
     for event in events:
@@ -193,8 +191,8 @@ def _kubelets(
     taken: Container[str],
     reported_name: str = "",
 ) -> RecordedEviction | None:
-    """The eviction that a SIGKILL belongs to; None if the pod is none that a kubelet would evict. ``taken``: pods that
-    it evicted before. ``reported_name``: where the API server reports it as Evicted; its rank is 0 if not known.
+    """The eviction that a SIGKILL belongs to; None if a kubelet would not evict the pod. ``taken``: evicted before.
+    ``reported_name``: where the API server reports it as Evicted; its rank is 0 if not known.
     """
     left = (c for c in evictable(order) if c.uid not in taken)
     rank, its = next(((k, c) for k, c in enumerate(left, 1) if c.uid == pod), (0, None))

@@ -18,9 +18,8 @@ _FASTEST = 1 << 50
 
 @dataclass(frozen=True, slots=True)
 class Reaction:
-    """`phases_ms`: from the crossing until nothing more is taken, one entry for each phase, all equally likely.
-    `through`: bytes that a pod still takes until it is held; None: the victim is killed instead.
-    `rule` says where the times are from.
+    """`phases_ms`: from the crossing until nothing more is taken, one entry for each phase, all equally likely. `rule`:
+    where from. `through`: bytes that a pod still takes until it is held; None: the victim is killed instead.
     """
 
     name: str

@@ -53,7 +53,7 @@ def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = 
         domain=episode.domain,
         verdict=ruling.verdict,
         flags=marks,
-        oom_victims=tuple([_victim(f, m) for m in f.kills]),
+        oom_victims=tuple([_victim(m, policy_rank(f.order, m.pod)) for m in f.kills]),
         invoker=next((Invoker(m.invoker_pid, m.invoker_comm, m.invoker_pod) for m in f.kills or f.exiting), None),
         evicted=tuple([Evicted(d.pod_name, d.grace_s, d.rank) for d in carried_out or decisions]),
         margin_bytes=margin[0],
@@ -176,7 +176,5 @@ def _lost_that_matters(f: Facts, found: Ruling) -> tuple[str, ...]:
     return tuple(dict.fromkeys(missing))
 
 
-def _victim(f: Facts, mark: Mark) -> OomVictim:
-    rank = policy_rank(f.order, mark.pod) if mark.pod is not None else None
-    pod = mark.pod_name or mark.pod
-    return OomVictim(mark.victim_pid, mark.victim_comm, pod, mark.memcg, mark.rss, mark.oom_score_adj, rank)
+def _victim(m: Mark, rank: int | None) -> OomVictim:
+    return OomVictim(m.victim_pid, m.victim_comm, m.pod_name or m.pod, m.memcg, m.rss, m.oom_score_adj, rank)

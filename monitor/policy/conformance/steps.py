@@ -152,12 +152,9 @@ def oom_scores(given: Case, answer: Any) -> Pair:
 
 def rank(given: Case, answer: Any) -> Pair:
     """Groups of equal pods in order, and every pod's request. The order within a group is not binding."""
-    pods, stats = [], {}
-    for entry in given["pods"]:
-        pod = pod_of(given, entry["pod"])
-        pods.append(pod)
-        if entry["stats"] is not None:
-            stats[pod.uid] = PodStats(entry["stats"])
+    pods = [pod_of(given, entry["pod"]) for entry in given["pods"]]
+    known = (PodStats(entry["stats"]) for entry in given["pods"] if entry["stats"] is not None)
+    stats = {of.uid: of for of in known}
     ranked = rank_pods(given["signal"], pods, stats, layout(given))
     got = {
         "tieGroups": [
@@ -194,11 +191,8 @@ def thresholds_met(given: Case, answer: Any) -> Pair:
     """The thresholds met, in the order given, and the conditions they raise, in that of the thresholds."""
     summary = Summary(given["summary"])
     reclaim = bool(given.get("enforceMinReclaim"))
-    met = []
-    for t in map(threshold, given["thresholds"]):
-        seen = summary.observations.get(t.signal)
-        if seen is not None and t.met(seen.available, seen.capacity, reclaim):
-            met.append(t)
+    known = [(t, summary.observations.get(t.signal)) for t in map(threshold, given["thresholds"])]
+    met = [t for t, seen in known if seen is not None and t.met(seen.available, seen.capacity, reclaim)]
     got = {
         "met": list(map(repr, met)),
         "nodeConditions": list(dict.fromkeys(CONDITION[t.signal] for t in met)),
