@@ -1,6 +1,4 @@
-"""Where the kubelet's answer is a defect there are two: its own (`KUBELET`: Kubernetes 1.36 to the letter, for
-conformance and comparison), and a sane one, by which the daemon decides (docs/differences.md).
-"""
+"""For a defect of the kubelet there are two answers: its own (of 1.36, for conformance), and a sane one, ours."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Which settings are in force, and where each entry of them came from. Nothing else in outrace decides that.
 
-Later ones win: defaults, the kubelet's file, its drop-ins, outrace's options. A file that names a hard threshold has no
-defaults unless it asks for them (`mergeDefaultEvictionSettings`). Drop-ins are JSON merge patches (RFC 7396): maps
-entry by entry, all else as a whole, null takes away. A flag replaces its map. Without any file a kubelet has no hard
-thresholds; outrace has the defaults.
+Later ones win: defaults, the kubelet's file, its drop-ins (JSON merge patches, RFC 7396), outrace's options. A file
+that names a hard threshold has no defaults unless it asks for them (`mergeDefaultEvictionSettings`). A flag replaces
+its map. Without any file a kubelet has no hard thresholds; outrace has the defaults.
 """
 
 from __future__ import annotations
@@ -44,9 +43,7 @@ class Given(NamedTuple):
 
 
 class Effective(NamedTuple):
-    """A threshold in force, its value and min reclaim as written, and where. `copy`: for allocatable memory; `overlay`:
-    for the container file system; in no configuration.
-    """
+    """A threshold in force, as written, and where. `copy`: for allocatable memory; `overlay`: for containers' disk."""
 
     threshold: Threshold
     text: str
@@ -58,9 +55,8 @@ class Effective(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is in force, by key of a KubeletConfiguration. `maps` has every key of `TEXT_MAPS`; `values` the others that
-    were given; `origins`: of each map the last place that said something; `switched_off`: each default hard threshold
-    that is off only because that place named others.
+    """What is in force, by key of a KubeletConfiguration: `maps` (every key of `TEXT_MAPS`, `origins`: the last place
+    that said something of it), `values` (the others given); default hard thresholds `switched_off`, by whom.
     """
 
     maps: Mapping[str, Mapping[str, Given]]

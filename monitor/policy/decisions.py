@@ -45,12 +45,10 @@ def gate(
     suspends: Callable[[], Answer] = lambda: GO,
     holds: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Whether a pod is evicted now, and why not.
-
-    ``may_act``: all pods are known. ``waits``: for a pending release. ``forced``: it has got a signal already, which
-    cannot be suspended. ``suspends`` and ``holds`` are called only where the answer depends on them: figures of every
-    pod cost 0.2 ms, and a call of ``holds`` may hold pods. While it is not known yet whether an eviction helps, pods
-    may be held: that can be undone.
+    """Whether a pod is evicted now, and why not. ``may_act``: all pods are known. ``waits``: for a pending release.
+    ``forced``: it has got a signal already, which cannot be suspended. ``suspends`` and ``holds`` are called only where
+    the answer depends on them: figures of every pod cost 0.2 ms, and a call of ``holds`` may hold pods. While it is
+    not known yet whether an eviction helps, pods may be held: that can be undone.
     """
     known = (NO_VICTIM, not may_act), (BUSY, busy), (SIGNALLED, signalled), (PRESSED, pressed), (RETURNS, waits)
     for reason, is_there in known:

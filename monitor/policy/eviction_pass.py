@@ -8,11 +8,10 @@ What differs where a pass is run is a parameter:
 * ``rank``: a kubelet ranks its pods within the pass; the daemon keeps them in order and gives that.
 * ``clean``: a kubelet cleans up the node within the pass and looks again; the daemon has that done and passes again.
 
-Among thresholds that may act the kubelet picks at random (a Go map, sorted by what is no order). This picks memory
-first, as the kubelet does, then hard before soft, `allocatableMemory.available` before `memory.available` (what
-recorded runs show most), then the order of `KUBELET_SIGNALS`: each a choice that the kubelet can make, with the same
-victim. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration, those held by min
-reclaim last, the last that is for memory, else the first.
+Among thresholds that may act the kubelet picks at random (a Go map, sorted by what is no order), but memory first. This
+picks hard before soft, `allocatableMemory.available` before `memory.available` (what recorded runs show most), then by
+`KUBELET_SIGNALS`. With `compat` "kubelet-1.36" it is the kubelet's likeliest: in the order of the configuration, those
+held by min reclaim last, the last that is for memory, else the first.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _UNITS = {
 _DURATION_PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?([^.0-9]*)")
 _DECIMAL = re.compile(r"([+-]?)([0-9_]*)(?:\.([0-9_]*))?(?:[eE]([+-]?[0-9][0-9_]*))?")
 _HEX = re.compile(r"([+-]?)0[xX]([0-9a-fA-F_]*)(?:\.([0-9a-fA-F_]*))?[pP]([+-]?[0-9][0-9_]*)")
-_SPECIAL = re.compile(r"([+-]?)(?:inf|infinity)", re.IGNORECASE)
+_SPECIAL = re.compile(r"[+-]?inf(?:inity)?|nan", re.IGNORECASE)
 # Beyond this exponent every number is far out of 32-bit range anyway; reading further would only build huge integers.
 _MAX_EXPONENT = 10_000
 _MAX_LENGTH = 512
@@ -75,11 +75,8 @@ def parse_percentage(text: str) -> float:
 
 def parse_float32(text: str) -> float:
     """A Go floating-point literal correctly rounded to 32 bits; raises PolicyError with Go's text."""
-    special = _SPECIAL.fullmatch(text)
-    if special is not None:
-        return -math.inf if special[1] == "-" else math.inf
-    if text.lower() == "nan":
-        return math.nan
+    if _SPECIAL.fullmatch(text):
+        return float(text)
     hexadecimal = _HEX.fullmatch(text)
     match = hexadecimal or _DECIMAL.fullmatch(text)
     if match is None or len(text) > _MAX_LENGTH or not _underscores_ok(text, hexadecimal is not None):

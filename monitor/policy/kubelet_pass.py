@@ -1,6 +1,5 @@
 """A pass as a kubelet makes it, on an answer of the Summary API: pods over their limits of local storage, thresholds,
-clean-up, one pod, its message; and which pods are admitted. Conformance and `outrace explain` run it; the decision is
-`eviction_pass.run_pass`, as in the daemon. The clean-up is a function of the caller's.
+clean-up, one pod, its message; and which pods are admitted. Conformance and `outrace explain` run it.
 """
 
 from __future__ import annotations
@@ -125,9 +124,7 @@ def container_usage(stats: PodStats, resource: str) -> list[tuple[str, int]]:
 
 
 def storage_violation(pod: Pod, stats: PodStats, layout: DiskLayout, sidecars: bool = True) -> str | None:
-    """Why ``pod`` is to be evicted for its local storage, in the kubelet's words; None if it keeps its limits.
-    ``sidecars``: `Era.sidecar_storage`.
-    """
+    """Why ``pod`` is to be evicted for its local storage, in the kubelet's words; None if it keeps its limits."""
     sizes, whole, limits = _limits(pod, sidecars)
     if sizes:
         used = stats.volumes_used()

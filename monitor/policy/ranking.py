@@ -46,10 +46,6 @@ def memory_key(c: Candidate) -> Key:
     return usage_key(c, c.usage, c.request)
 
 
-def rank_priority(priority: int | None) -> int:
-    return UNKNOWN_PRIORITY if priority is None else priority
-
-
 def usage_key(c: Candidate, usage: int | None, allowed: int) -> Key:
     """`memory_key` at another usage. ``allowed``: whole units it may use; the request, except for inodes."""
     priority = UNKNOWN_PRIORITY if c.priority is None else c.priority

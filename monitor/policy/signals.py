@@ -68,9 +68,7 @@ IN_BYTES = frozenset({"memory", "ephemeral-storage"})
 
 
 class Observation(NamedTuple):
-    """What one signal reads: `available` of `capacity` (bytes, inodes, pids). A pass acts only on a newer `stamp_ns`
-    than the one before (or 0, unknown): the time of reading.
-    """
+    """Bytes, inodes or pids, read at `stamp_ns`: a pass acts only on a newer one than the last (or 0, unknown)."""
 
     available: int
     capacity: int

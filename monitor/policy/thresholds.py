@@ -144,9 +144,7 @@ def place(threshold: Threshold) -> tuple[int, int]:
 
 
 def kubelets(thresholds: Sequence[Threshold]) -> tuple[Threshold, ...]:
-    """What a kubelet would go by: its own signals; where a domain is watched by outrace's alone, these lines as the
-    kubelet's signal (of several hard or soft ones the first).
-    """
+    """What a kubelet would go by: its own signals, and the first lines of domains that only outrace's watch."""
     mine = tuple(t for t in thresholds if t.signal not in OWN_SIGNALS)
     there = {t.signal for t in mine}
     found: dict[tuple[str, bool], Threshold] = {}

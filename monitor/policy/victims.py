@@ -13,7 +13,7 @@ from typing import NamedTuple
 from monitor.policy.layout import SINGLE_DISK, VOLUMES, DiskLayout, measured
 from monitor.policy.pods import Pod, per_pod
 from monitor.policy.quantity import ZERO, Quantity
-from monitor.policy.ranking import Candidate, Key, candidate, rank_priority, usage_key
+from monitor.policy.ranking import UNKNOWN_PRIORITY, Candidate, Key, candidate, usage_key
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.signals import MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.stats import PodStats
@@ -55,7 +55,8 @@ def rank_one(era: Era, pod: Pod, stats: PodStats | None, signal: str, layout: Di
     if signal == PID:
         order = (0, 0, 0) if used is None or not era.counts_processes else (1, -used, 0)
         fixed = fixed_candidate(pod, None, resource)
-        key = (rank_priority(fixed.priority), *order, pod.namespace, pod.name, pod.uid)
+        priority = UNKNOWN_PRIORITY if fixed.priority is None else fixed.priority
+        key = (priority, *order, pod.namespace, pod.name, pod.uid)
         return Ranked(key, pod, stats, used, fixed)
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
     fixed = fixed_candidate(pod, era.request, resource if resource == "memory" else "ephemeral-storage")

@@ -146,10 +146,6 @@ class TimeSeries:
         self.times: list[int] = list(latest)
         self.values: list[int] = list(latest.values())
 
-    def held(self, ts: float) -> int:
-        """The last value recorded by ``ts``."""
-        return self.values[max(0, bisect_right(self.times, ts) - 1)]
-
     def at(self, ts: float) -> float:
         """The value on the straight line between the points around ``ts``."""
         i = bisect_right(self.times, ts)
@@ -188,14 +184,12 @@ def world(f: Facts) -> World | None:
     """The numbers of an episode, cut at the first eviction or hold and extrapolated from there. None: no crossing."""
     if f.crossed_ns is None:
         return None
-    killed, cut = f.kill_ns if f.race else None, f.cut_ns
-    assumed = cut is not None and cut != killed
-    oom: float | None = killed
-    rate = growth(f.usage, cut) if cut is not None and assumed else None
-    if assumed and cut is not None:
-        oom = None
-        if rate is not None and f.limit is not None and f.usage:
-            oom = cut + max(0.0, f.limit - TimeSeries(f.usage).held(cut)) / rate * 1e9
+    oom: float | None = f.kill_ns if f.race else None
+    cut = f.cut_ns
+    assumed = cut is not None and cut != oom
+    if cut is not None and assumed:
+        rate, used = growth(f.usage, cut), [used for ts, used in sorted(f.usage) if ts <= cut]
+        oom = None if rate is None or f.limit is None else cut + max(0.0, f.limit - used[-1]) / rate * 1e9
     sets, capacity = _domains(f)
     if not sets:
         return None

@@ -89,17 +89,13 @@ def ongoing(state: State, since_ns: int | None = None) -> tuple[Episode, ...]:
     return (*done, *[_finished(state, o, OPEN, max(state.latest_ns, o.last_ns)) for o in touched])
 
 
-def event_key(event: ev.Event) -> tuple[int, int, str]:
-    """Sort key: time, then cause before effect, then content."""
-    return (*moment(event), repr(event))
-
-
 def moment(event: ev.Event) -> tuple[int, int]:
+    """Sort key: time, then cause before effect."""
     return (event.ts_ns, ev.PLACE[type(event)])
 
 
 def in_order(events: Iterable[ev.Event]) -> list[ev.Event]:
-    """Sorted by `event_key`. Contents are looked at only where they decide: a ranking's text is 10 KiB."""
+    """By `moment`, then by content, which is looked at only where it decides: a ranking's text is 10 KiB."""
     found = sorted(events, key=moment)
     if len(found) < 2:
         return found
@@ -149,7 +145,9 @@ def _take(state: State, event: ev.Event) -> State:
     if isinstance(event, ev.Tick | ev.End):
         return state
     if isinstance(event, ev.Clock):
-        return replace(state, clocks=tuple(sorted([*state.clocks, event], key=event_key)[-_CLOCKS:]))
+        return replace(
+            state, clocks=tuple(sorted([*state.clocks, event], key=attrgetter("ts_ns", "realtime_ns"))[-_CLOCKS:])
+        )
     if isinstance(event, ev.Watched):
         same = event.threshold
         others = [w for w in state.watched if w.threshold != same]

@@ -37,9 +37,7 @@ Points = list[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Line(Record):
-    """A threshold in force: crossed where `capacity` less what `signal` takes for used is below `quantity` (bytes).
-    `limit`: where the kernel kills, None for the machine. `compared`: only a kubelet would have it.
-    """
+    """A threshold in force (see `Watched`): crossed where `capacity` less what `signal` takes for used is below it."""
 
     domain: str
     signal: str
@@ -75,9 +73,7 @@ class Memory(Record):
 
 
 def stored(incident: Mapping[str, Any]) -> Memory | None:
-    """What a stored incident has of it; None where nothing was recorded. Raises RecordError where another version
-    stored it, and for what cannot be drawn: a curve without two points, or points that are no figures.
-    """
+    """What a stored incident has of it, if anything. Raises RecordError for another version's and no figures."""
     if incident.get("memory") is None:
         return None
     found = Memory.from_json(incident["memory"])

@@ -37,9 +37,9 @@ class Reaction:
 
 
 def left_for_hold(taken: float, through: int) -> float:
-    """Bytes that have to be left when the brake is on, after ``taken`` were taken until then: what a pod takes until it
-    is held, above the kill threshold (`monitor.policy.hold.second_line`), which is a quarter of what is left, or as
-    much as is taken until a kill has worked, but no more than three quarters.
+    """Bytes that have to be left when the brake is on: what a pod takes until it is held, above the kill threshold
+    (`monitor.policy.hold.second_line`), which is a quarter of what is left, or as much as is taken until a kill has
+    worked, but no more than three quarters.
     """
     return max(taken + through, 4 * max(taken, through) / 3)
 
@@ -79,9 +79,7 @@ class Survives(Record):
 
 
 def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
-    """The smallest quantity (bytes) of a threshold that survives ``rate`` bytes/s in every phase: it is met strictly
-    below that. ``beyond``: bytes that the capacity counts and the limit does not allow.
-    """
+    """The least threshold (bytes) for ``rate`` bytes/s; ``beyond``: what the capacity counts and no limit allows."""
     return beyond + int(reaction.need_at(rate, max(reaction.phases_ms))) + 1
 
 

@@ -31,10 +31,8 @@ _ID_CHARS = 64
 
 
 def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = None) -> Incident:
-    """Judge an episode. Never raises for any episode that `feed` made.
-
-    ``realtime_ns``: what to add to the episode's times to get the time since 1970, where the episode does not know.
-    ``config``: what a kubelet with these thresholds would have done; None: that is not asked, as of one that goes on.
+    """Judge an episode. Never raises for any that `feed` made. ``realtime_ns``: makes its times those since 1970, where
+    it does not know. ``config``: what a kubelet with these thresholds would have done; None: that is not asked.
     """
     if episode.realtime_ns is not None:
         realtime_ns = episode.realtime_ns

@@ -93,5 +93,5 @@ def test_a_record_with_an_eviction_is_grown_on_to_the_limit() -> None:
 
 def test_time_series() -> None:
     series = TimeSeries([(0, 0), (10, 100), (20, 0)])
-    assert (series.at(5), series.at(-5), series.at(99), series.held(19)) == (50, 0, 0, 100)
+    assert (series.at(5), series.at(-5), series.at(99)) == (50, 0, 0)
     assert (list(series.meets(50)), list(series.meets(-1))) == ([5, 15], [0])

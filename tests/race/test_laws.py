@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monitor.race.codec import RecordError
 from monitor.race.counterfactual import world
-from monitor.race.episode import Bounds, Episode, State, event_key, feed, in_order, ongoing
+from monitor.race.episode import Bounds, Episode, State, feed, in_order, moment, ongoing
 from monitor.race.events import Event, event_from_json
 from monitor.race.facts import Facts
 from monitor.race.incident import FLAGS, LOST_RACES, VERDICTS, Incident
@@ -68,7 +68,7 @@ def test_the_order_of_arrival_within_the_slack_changes_nothing(stream: list[Even
 
 @given(st.lists(events(), max_size=20))
 def test_events_are_sorted_as_by_their_key(stream: list[Event]) -> None:
-    assert in_order(stream) == in_order(stream[::-1]) == sorted(stream, key=event_key)
+    assert in_order(stream) == in_order(stream[::-1]) == sorted(stream, key=lambda e: (*moment(e), repr(e)))
     for episode in episodes(*stream):
         assert [e.ts_ns for e in episode.events] == sorted(e.ts_ns for e in episode.events)
 
@@ -92,7 +92,7 @@ def test_a_state_survives_json_and_goes_on_alike(stream: list[Event], at: int) -
 def test_memory_is_bounded(stream: list[Event]) -> None:
     bounds = Bounds(events=8, samples=8, open=2)
     state = State(bounds)
-    for event in sorted(stream, key=event_key):
+    for event in sorted(stream, key=lambda e: (*moment(e), repr(e))):
         state, done = feed(state, event)
         assert len(state.open) <= 2
         assert len(state.recorder) <= 8

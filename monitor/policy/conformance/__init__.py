@@ -50,7 +50,7 @@ def check_case(case: Any) -> str:
             got, want = op(case["input"], answer)
         except PolicyError as error:
             got, want = {"refused": str(error)}, answer
-        except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             got, want = {"unreadable": f"{type(error).__name__}: {error}"}, answer
         if got == want:
             return ""
@@ -62,19 +62,17 @@ def _of_case(case: Any) -> tuple[Op, Sequence[Any]]:
     """The op of a case, and the answers that are right. Raises CaseError."""
     if not isinstance(case, Mapping):
         raise CaseError("not a map with id, op, input and expected")
-    for key in ("id", "op", "input"):
-        if key not in case:
-            raise CaseError(f"no {key!r}")
-    op = OPS.get(case["op"]) if isinstance(case["op"], str) else None
+    if missing := {"id", "op", "input"} - case.keys():
+        raise CaseError(f"no {min(missing)!r}")
+    op = OPS.get(str(case["op"]))
     if op is None:
         raise CaseError(f"op {case['op']!r} is not known; ops are {', '.join(OPS)}")
     if not isinstance(case["input"], Mapping):
         raise CaseError("'input' is not a map")
-    if "expected" in case:
-        return op, [case["expected"]]
-    if isinstance(case.get("expectedOneOf"), list) and case["expectedOneOf"]:
-        return op, case["expectedOneOf"]
-    raise CaseError("no 'expected' and no 'expectedOneOf' with an answer in it")
+    answers = [case["expected"]] if "expected" in case else case.get("expectedOneOf")
+    if not isinstance(answers, list) or not answers:
+        raise CaseError("no 'expected' and no 'expectedOneOf' with an answer in it")
+    return op, answers
 
 
 # ---- the op `synchronize`: a time line of passes, every answer of which must be as recorded
