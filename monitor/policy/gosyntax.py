@@ -53,19 +53,15 @@ def parse_duration(text: str) -> int:
         unit = _UNITS.get(part[3])
         if unit is None:
             raise PolicyError(f"time: unknown unit {_quote_bytes(part[3])} in duration {_quote_bytes(text)}")
-        total += whole * unit + _fraction(part[2] or "", unit)
+        # In Go's floating point, truncated; of 18 digits, which surely fit 63 bits.
+        digits = (part[2] or "")[:18]
+        total += whole * unit + int(float(int(digits or 0)) * (float(unit) / 10.0 ** len(digits)))
         if total > INT64_MAX + 1:
             raise invalid
         rest = rest[part.end() :]
     if total > INT64_MAX and not negative:
         raise invalid
     return -total if negative else total
-
-
-def _fraction(digits: str, unit: int) -> int:
-    """``0.digits`` of ``unit`` in Go's floating point, truncated; of 18 digits, which surely fit 63 bits."""
-    digits = digits[:18]
-    return int(float(int(digits)) * (float(unit) / 10.0 ** len(digits))) if digits else 0
 
 
 def parse_percentage(text: str) -> float:

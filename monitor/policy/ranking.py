@@ -25,8 +25,7 @@ Key = tuple[int, int, int, int, str, str, str]
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A pod that could be evicted. Sizes are bytes; ``usage``: the working set, None without stats; ``priority``: None
-    is unknown; ``request_nanos``: the part of a byte above ``request``, for requests such as `1500m`. ``qos``:
-    kubelet-1.8 ranks by it; "" where it was not looked at.
+    is unknown; ``request_nanos``: the part of a byte above ``request`` (`1500m`); ``qos``: kubelet-1.8 ranks by it.
     """
 
     uid: str

@@ -154,16 +154,15 @@ def reserve(
     capacity: Quantities, system: Quantities, kube: Quantities, hard_thresholds: Iterable[Threshold]
 ) -> Reservation:
     """Capacity less what is reserved for the system, for Kubernetes and by hard thresholds (not off the limit)."""
-    evicted_for: dict[str, Quantity] = {}
-    for threshold in hard_thresholds:
-        resource = _RESERVING.get(threshold.signal)
-        if resource is not None and threshold.operator == LESS_THAN:
-            evicted_for[resource] = threshold.value.shown(capacity.get(resource, ZERO).value)
+    evicted_for = {
+        _RESERVING[t.signal]: t.value.shown(capacity.get(_RESERVING[t.signal], ZERO).value)
+        for t in hard_thresholds
+        if t.signal in _RESERVING and t.operator == LESS_THAN
+    }
     limits, reserved = {}, {}
     for name, amount in capacity.items():
         kept = system.get(name, ZERO) + kube.get(name, ZERO)
-        left = amount - kept
-        limits[name] = left if left > ZERO else ZERO
+        limits[name] = max(amount - kept, ZERO)
         kept = kept + evicted_for.get(name, ZERO)
         if not kept.is_zero:
             reserved[name] = kept

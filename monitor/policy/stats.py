@@ -65,12 +65,8 @@ class PodStats:
                 found.append((raw.get("name", ""), sum(known)))
         return found
 
-    def files(self, kinds: Sequence[str], key: str) -> int:
-        """`usedBytes` or `inodesUsed` (``key``) of all containers, over their `rootfs` and `logs` (``kinds``)."""
-        return sum([used for _, used in self.files_each(kinds, key)])
-
     def files_each(self, kinds: Sequence[str], key: str) -> list[tuple[str, int]]:
-        """`files` of each container that reports anything, beside its name."""
+        """`usedBytes` or `inodesUsed` (``key``) of each container by name, over `rootfs` and `logs` (``kinds``)."""
         found = []
         for item in self._raw.get("containers") or ():
             total = 0

@@ -156,7 +156,6 @@ _REMEDIES: dict[Callable[[str], Any], str] = {
 
 def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translation:
     """The configuration these flags of a kubelet make, ``--flag=value`` or ``--flag value``; ``where``: their places.
-
     A map or list given twice is added to, as in the kubelet. Flags of other things are noted. Raises PolicyError.
     """
     if len(arguments) > _MOST:

@@ -79,7 +79,7 @@ def usage(pod: Pod, stats: PodStats | None, signal: str, layout: DiskLayout) -> 
     if signal == PID:
         return stats.processes()
     files, volumes, key = _parts(signal, layout)
-    total = stats.files(files, key) if files else 0
+    total = sum([used for _, used in stats.files_each(files, key)]) if files else 0
     names = _local_volumes(pod) if volumes else ()
     return total + stats.volumes(names, key) if names else total
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monitor.policy.hold import STOP_NS
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.race import incident as i
 from monitor.race import stalls
@@ -14,8 +15,6 @@ from monitor.race.units import quantity, rate, size, span
 
 #: Polling and the least grace: 10 s + 2 s from a crossing until a kubelet's victim is gone, at worst.
 KUBELET_NS = 12_000_000_000
-#: outrace from crossing to SIGKILL: 0.75 ms at worst of 360 races, and a millisecond to die, rounded up.
-OUTRACE_NS = 5_000_000
 
 
 def advice(f: Facts, ruling: Ruling, flags: tuple[str, ...], margin_bytes: int | None) -> str:
@@ -73,8 +72,8 @@ def _won(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -> 
     cached = _cache_driven(f, basis)
     if cached:
         return [cached]
-    if f.rate is not None and margin_bytes is not None and margin_bytes < f.rate * OUTRACE_NS / 1e9:
-        return [f"It was close: at {rate(f.rate)}, {_needs(f, 'four times the time', 4 * OUTRACE_NS)}."]
+    if f.rate is not None and margin_bytes is not None and margin_bytes < f.rate * STOP_NS / 1e9:
+        return [f"It was close: at {rate(f.rate)}, {_needs(f, 'four times the time', 4 * STOP_NS)}."]
     return []
 
 
@@ -149,7 +148,7 @@ def _before(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) 
             f"{span(f.threshold.grace_s * 1e9)} has to be shorter."
         )
     kubelet = _needs(f, "a kubelet that looks every 10 s", KUBELET_NS)
-    found.append(f"At {rate(f.rate)} {kubelet}; {_needs(f, 'outrace --enforce', OUTRACE_NS)}.")
+    found.append(f"At {rate(f.rate)} {kubelet}; {_needs(f, 'outrace --enforce', STOP_NS)}.")
     return found
 
 
@@ -162,13 +161,13 @@ def _grace(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None) -
     lasts = room / f.rate * 1e9
     found = [f"At {rate(f.rate)} the {size(room)} that were left last {span(lasts)}."]
     if d.by == KUBELET:
-        needed = _needs(f, "that", basis.grace_ns + OUTRACE_NS)
+        needed = _needs(f, "that", basis.grace_ns + STOP_NS)
         found.append(f"A kubelet gives a pod 2 s at least between SIGTERM and SIGKILL: {needed}. Or outrace --enforce.")
     elif basis.grace_ns:
-        needed = _needs(f, "the whole grace", basis.grace_ns + OUTRACE_NS)
+        needed = _needs(f, "the whole grace", basis.grace_ns + STOP_NS)
         found.append(f"Set evictionMaxPodGracePeriod below that; {needed}.")
     else:
-        found.append(f"For a safe distance, {_needs(f, 'a pod that dies as slowly', 4 * OUTRACE_NS)}.")
+        found.append(f"For a safe distance, {_needs(f, 'a pod that dies as slowly', 4 * STOP_NS)}.")
     return found
 
 

@@ -81,8 +81,7 @@ def feed(state: State, event: ev.Event) -> tuple[State, tuple[Episode, ...]]:
 
 def ongoing(state: State, since_ns: int | None = None) -> tuple[Episode, ...]:
     """The episodes as they stand at this moment, events still waiting included: for an alert that cannot wait.
-    ``since_ns``: `State.latest_ns` when this was last asked; only those in which a process was killed or gone since
-    (or at that very moment).
+    ``since_ns``: `State.latest_ns` of the last time; only those in which a process was killed or gone since.
     """
     state, done = _take_all(state, state.waiting)
     touched = [o for o in state.open if since_ns is None or o.touched_ns >= since_ns]

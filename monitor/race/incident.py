@@ -87,13 +87,11 @@ class Incident(Record):
     """One episode judged. `start`, `end`: RFC 3339 in UTC, with milliseconds.
 
     `margin_bytes`, `margin_ms`: positive, eviction won by so much; negative, it was short of so much; None, not known
-    or no race. What each means for each verdict is in docs/verdicts.md. `by`: whose eviction it is about. `missing`:
-    what would have to be known (undetermined only). `counterfactual`: what a kubelet would have done, where worked out.
-    `burst`: how fast memory was taken, for `outrace incidents advise`; None where it was not about a threshold.
-    `reported_evicted`: pods that the API server has as Evicted by the kubelet, whatever became of them here.
-    `refused`: pods that the API server was asked to evict and did not (`--evict-by api`).
-    `holds`: pods that were held instead of killed. `memory`: its curves and thresholds, None where none was recorded.
-    `stall`: the pod that waited for memory, of the verdict `stalled`.
+    or no race (docs/verdicts.md). `by`: whose eviction it is about. `missing`: what would have to be known
+    (undetermined only). `counterfactual`: what a kubelet would have done, where worked out. `burst`: how fast memory
+    was taken; None where it was not about a threshold. `reported_evicted`: pods that the API server has as Evicted by
+    the kubelet, whatever became of them. `refused`: pods that it was asked to evict and did not (`--evict-by api`).
+    `holds`: pods that were held instead of killed. `stall`: the pod that waited for memory, of the verdict `stalled`.
     """
 
     id: str

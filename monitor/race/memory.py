@@ -1,7 +1,6 @@
 """The memory of an episode as curves: what a picture of the race is drawn from (`outrace incidents show ID --html`).
 
-An incident outlives its samples, so a few points of each curve are kept with it: those of its thresholds' domains, and
-those of the pods that had a part in it or grew.
+An incident outlives its samples, so a few points are kept of its thresholds' domains and of the pods in it.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ class Line(Record):
 
 @dataclass(frozen=True, slots=True)
 class Curve(Record):
-    """Bytes over time. `points`: (ms from the episode's start, bytes). `measure`: a signal (what it takes for used),
-    "working_set" or "usage". `grew`: the working set's growth in the `in_s` seconds recorded before the start.
-    `limit`: the cgroup's own limit, if it was hit.
+    """`points`: (ms from the episode's start, bytes). `measure`: a signal (what it takes for used), "working_set" or
+    "usage". `grew`: in the `in_s` seconds recorded before the start. `limit`: the cgroup's own, if it was hit.
     """
 
     domain: str

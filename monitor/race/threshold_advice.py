@@ -26,11 +26,10 @@ _MOST_POINTS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Burst(Record):
-    """How fast a domain was taken. `most`: (ms, bytes), the most its working set rose within that time, anywhere in
-    the record. Where a kill, an eviction or a hold cut it, it goes on growing at `rate` (bytes/s; None: it did not
-    grow, or nothing cut it). `threshold`: quantity of the hard threshold in force (bytes; None: none). `beyond`: bytes
-    that the capacity counts and the limit does not allow. `outside`: the most that was in use outside the pods (working
-    set, bytes), where `reserved` bytes were kept back for it; None where there is no kubepods cgroup.
+    """How fast a domain was taken. `most`: (ms, bytes), the most its working set rose within that time. Where a kill,
+    an eviction or a hold cut the record, it grows on at `rate` (bytes/s; None: it did not, or nothing cut it).
+    `threshold`: the hard one in force (bytes). `beyond`: bytes that the capacity counts and the limit does not allow.
+    `outside`: the most in use outside the pods (bytes), for which `reserved` were kept; None without kubepods cgroup.
     """
 
     signal: str
@@ -132,11 +131,10 @@ class Arithmetic(Record):
 
 @dataclass(frozen=True, slots=True)
 class Advised(Record):
-    """The threshold for one signal and one way of reacting. `threshold` (bytes): the smallest that wins a part of at
-    least `quantile` of the episodes, over all phases; None: none below the capacity does. `present`: the part that the
-    threshold in force wins (the latest episode's; None: there is none). `costs`: bytes of Allocatable that the advised
-    threshold takes beyond the present one. `survives`: the growth that the present threshold survives, `then` the
-    advised one. `evidence`: the incidents it is worked out from, `episodes` how many, `arithmetic` the one that counts.
+    """The threshold for one signal and one way of reacting. `threshold` (bytes): the smallest that wins `quantile` of
+    the episodes, over all phases; None: none below the capacity does. `present`: the part that the latest one in force
+    wins (None: there is none). `costs`: bytes of Allocatable that the advised one takes beyond it. `survives`: the
+    growth that it survives, `then` the advised one. `evidence`: the incidents, `arithmetic` the one that counts.
     """
 
     signal: str
