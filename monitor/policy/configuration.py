@@ -56,7 +56,7 @@ class Effective(NamedTuple):
 @dataclass(frozen=True)
 class Settings:
     """What is in force, by key of a KubeletConfiguration: `maps` (every key of `TEXT_MAPS`, `origins`: the last place
-    that said something of it), `values` (the others given); default hard thresholds `switched_off`, by whom.
+    that said something of it), `values` (the others given); default hard thresholds `switched_off`, and where.
     """
 
     maps: Mapping[str, Mapping[str, Given]]

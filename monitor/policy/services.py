@@ -174,7 +174,9 @@ def _read(name: str, value: str) -> int | None:
         if name == REQUEST:
             amount = Quantity.parse(value.strip())
             return amount.value if 0 <= amount.nanos < 10**9 << 62 else None
-        seconds, rest = divmod(parse_duration(value.strip()) if len(value) <= _LONGEST_DURATION else 0, 10**9)
+        if len(value) > _LONGEST_DURATION:
+            return None
+        seconds, rest = divmod(parse_duration(value.strip()), 10**9)
     except PolicyError:
         return None
     return seconds if not rest and 0 < seconds <= MOST_GRACE_S else None
