@@ -16,7 +16,6 @@ file, and only if it is a recording or empty.
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import os
 import platform
@@ -26,6 +25,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -33,6 +33,7 @@ from typing import IO, Any, NamedTuple
 from monitor import __version__
 from monitor.errors import MonitorError
 from monitor.link.messages import NAMES, Bad, Message, OfPasses, Snapshot
+from monitor.race.codec import plain
 from monitor.race.episode import State
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
@@ -44,8 +45,8 @@ VERSION = 2
 MAGIC = b"OUTRACE-RECORDING "
 #: Size at which a file is rotated, and how many are kept: 256 MiB, days of a quiet node.
 FILE_BYTES, FILES = 64 << 20, 4
-#: A block is written when it holds this much, or each second: JSON shrinks to a tenth.
-BLOCK_BYTES = 128 << 10
+#: A block is written when it holds so many records, some 100 KiB, or each second: JSON shrinks to a tenth.
+BLOCK_RECORDS = 128
 #: No block is larger: more is damage, and not to be unpacked. (The largest record is a state of the reducer.)
 _MOST_BYTES = 64 << 20
 _MARK = b"\xf5REC"
@@ -57,10 +58,9 @@ _UNREADABLE = (EOFError, OSError, zlib.error)
 
 
 class Writer:
-    """Writes records into FILE and its rotated forerunners; from one thread.
+    """Writes blocks of records into FILE and its rotated forerunners; from one thread.
 
     ``header`` is made part of every file's header. ``on_new()`` is called when a file was begun after the first one.
-    A write that fails raises OSError; what was to be written is lost and counted in `lost`, and the next tries again.
     """
 
     def __init__(
@@ -79,32 +79,15 @@ class Writer:
         self._fd = -1
         self._size = 0  # of the present file, up to the end of its last good block
         self._part = 0  # of the next file
-        self._lines: list[bytes] = []
-        self._plain = 0  # bytes in them
-        self._first = 0  # number of the first of them
         self.written = 0  # bytes, over all files
         self.lost = 0  # records that could not be written
 
-    def add(self, number: int, line: bytes) -> None:
-        """Take a record; a block that is full is written. Raises OSError."""
-        if not self._lines:
-            self._first = number
-        self._lines.append(line)
-        self._plain += len(line) + 1
-        if self._plain >= BLOCK_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what was added. Raises OSError."""
-        if not self._lines:
-            return
-        lines, first = self._lines, self._first
-        self._lines, self._plain = [], 0
+    def write(self, first: int, lines: list[bytes]) -> None:
+        """Write a block, of records from number ``first`` on. Raises OSError: these are lost, the next call tries."""
         try:
             block = _block(first, lines)
-            if self._fd >= 0 and self._size + len(block) > self._file_bytes:
-                os.close(self._fd)
-                self._fd = -1
+            if self._size + len(block) > self._file_bytes:
+                self.close()
             if self._fd < 0:
                 self._begin(first)
             self._append(block)
@@ -113,13 +96,9 @@ class Writer:
             raise
 
     def close(self) -> None:
-        """Write what is left and close the file. Raises OSError."""
-        try:
-            self.flush()
-        finally:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _begin(self, first: int) -> None:
         """Begin a new file; the old ones move up, the oldest is deleted."""
@@ -131,8 +110,7 @@ class Writer:
         try:
             self._append(MAGIC + f"{VERSION}\n".encode() + _block(first, [header]))
         except OSError:
-            os.close(self._fd)
-            self._fd = -1
+            self.close()
             self._path.unlink(missing_ok=True)  # an empty file is of no use, and costs an old one its place
             raise
         self._part += 1
@@ -161,8 +139,7 @@ class Writer:
                 os.ftruncate(self._fd, self._size)  # half a block would be read as damage
                 os.lseek(self._fd, self._size, os.SEEK_SET)
             except OSError:
-                os.close(self._fd)
-                self._fd = -1  # then the next block begins a new file
+                self.close()  # then the next block begins a new file
             raise
         self._size += len(data)
         self.written += len(data)
@@ -304,8 +281,8 @@ def _parsed(line: bytes) -> Any:
 
 # the recorder of the daemon
 
-#: Records waiting to be written: some seconds of everything at once, a few MiB.
-_QUEUE = 8192
+#: Blocks waiting to be written: some seconds of everything at once, a few MiB.
+_QUEUE = 64
 #: What is lost at most when the machine loses its power or the helper is killed.
 FLUSH_NS = 1_000_000_000
 #: The fields of a RunConfig that decide anything. (Not those that may hold a secret, such as URLs of webhooks.)
@@ -334,22 +311,24 @@ def header(config: RunConfig, cgroup_version: int, realtime_ns: int) -> dict[str
 
 
 class Recorder:
-    """The main loop numbers the records and queues them; a thread makes JSON of them, compresses and writes. What finds
-    no room in the queue, or on the disk, is missing in the numbers, and the recording goes on with a new snapshot.
+    """The main loop numbers the records and queues them in blocks; a thread makes JSON of them, compresses and writes.
+    What finds no room in the queue, or on the disk, is missing in the numbers, and the recording goes on with a new
+    snapshot.
 
-    ``ask()`` has the hot process send a snapshot; False if the request
-    could not be sent, and then `turn` calls it again.
+    ``ask()`` has the hot process send a snapshot; False if the request could not be sent, and then `turn` calls it
+    again.
     """
 
     def __init__(self, path: Path, head: Mapping[str, Any], log: Log, ask: Callable[[], bool]) -> None:
         self._path = path
         self._log = log
         self._ask = ask
-        self._numbers = itertools.count()
+        self._number = 0  # of the next record
+        self._waiting: list[tuple[str, Callable[[], dict[str, Any]]]] = []  # the last records: kind, and what it has
+        self._waiting_ns = 0  # since when
         self._writer = Writer(path, head, self._renew)
-        self._worker = Worker("recording", _QUEUE)
-        self._error: OSError | None = None  # the last one, while nothing can be written
-        self._unwritten_ns: int | None = None  # since when something waits to be written
+        self._worker = Worker("recording", _QUEUE, on_error=self._failed, on_recovered=self._recovered)
+        self._not_queued = self._hot_missed = 0  # records
         log.info("recording", path=str(path), file_bytes=FILE_BYTES, files=FILES)
         self._passes_wanted = True  # a snapshot of the hot process
         self.state_wanted = False  # one of the reducer; it begins empty, like that of a replay
@@ -357,7 +336,7 @@ class Recorder:
     @property
     def dropped(self) -> int:
         """Records that found no room in the queue or on the disk."""
-        return self._queue_dropped + self._writer.lost + self._hot_missed
+        return self._not_queued + self._writer.lost + self._hot_missed
 
     @property
     def written(self) -> int:
@@ -365,9 +344,7 @@ class Recorder:
 
     @property
     def failing(self) -> bool:
-        return self._error is not None
-
-    _queue_dropped = _hot_missed = 0
+        return self._worker.failing is not None
 
     def handle(self, message: Message | Bad) -> None:
         if not isinstance(message, OfPasses):
@@ -377,7 +354,7 @@ class Recorder:
         self._add(NAMES[type(message)], message._asdict)
 
     def event(self, event: Event) -> None:
-        self._add("event", event.to_json)
+        self._add("event", partial(plain, event))
 
     def state(self, state: State) -> None:
         """The reducer's state after the last event; where `state_wanted`."""
@@ -387,50 +364,46 @@ class Recorder:
     def due_s(self) -> float:
         if self._passes_wanted:
             return 1.0
-        if self._unwritten_ns is None:
-            return inf
-        return max(0.0, (self._unwritten_ns + FLUSH_NS - time.monotonic_ns()) / 1e9)
+        return (self._waiting_ns + FLUSH_NS - time.monotonic_ns()) / 1e9 if self._waiting else inf
 
     def turn(self) -> None:
         if self._passes_wanted and self._ask():
             self._passes_wanted = False
-        if self._unwritten_ns is not None and time.monotonic_ns() >= self._unwritten_ns + FLUSH_NS:
-            # Without room in the queue, a block becomes full by itself.
-            self._worker.submit(lambda: self._attempt(self._writer.flush))
-            self._unwritten_ns = None
+        if self._waiting and time.monotonic_ns() >= self._waiting_ns + FLUSH_NS:
+            self._queue()
 
     def close(self, timeout_s: float) -> None:
+        self._queue()
         if self._worker.close(timeout_s):  # then its thread has ended
-            self._attempt(self._writer.close)
+            self._writer.close()
 
     def _add(self, kind: str, make: Callable[[], dict[str, Any]]) -> None:
-        number = next(self._numbers)
-        if not self._worker.submit(lambda: self._write(number, kind, make)):
-            self._queue_dropped += 1
-            self._renew()
-        elif self._unwritten_ns is None:
-            self._unwritten_ns = time.monotonic_ns()
+        if not self._waiting:
+            self._waiting_ns = time.monotonic_ns()
+        self._waiting.append((kind, make))
+        self._number += 1
+        if len(self._waiting) == BLOCK_RECORDS:
+            self._queue()
 
-    def _write(self, number: int, kind: str, make: Callable[[], dict[str, Any]]) -> None:
-        line = json.dumps({"n": number, "k": kind, "v": make()}, separators=(",", ":"))
-        self._attempt(lambda: self._writer.add(number, line.encode()))
+    def _queue(self) -> None:
+        block, self._waiting = self._waiting, []
+        first = self._number - len(block)
+        if block and not self._worker.submit(lambda: self._write(first, block)):
+            self._not_queued += len(block)
+            self._renew()
+
+    def _write(self, first: int, block: list[tuple[str, Callable[[], dict[str, Any]]]]) -> None:
+        records = ({"n": number, "k": kind, "v": make()} for number, (kind, make) in enumerate(block, first))
+        self._writer.write(first, [json.dumps(record, separators=(",", ":")).encode() for record in records])
 
     def _renew(self) -> None:
         """Records from here on have to make sense without the earlier ones. From any thread."""
         self._passes_wanted = self.state_wanted = True
 
-    def _attempt(self, step: Callable[[], None]) -> None:
-        """A step of the writer. The first failure of a row is logged, and the first block written after it."""
-        written = self._writer.written
-        try:
-            step()
-        except OSError as error:
-            if self._error is None or self._error.errno != error.errno:
-                path = str(error.filename or self._path)
-                self._log.failed("the recording cannot be written; trying again", error, path=path)
-            self._error = error
-            return
-        if self._error is not None and self._writer.written > written:
-            self._error = None
-            self._renew()
-            self._log.info("the recording is written again", path=str(self._path), lost=self._writer.lost)
+    def _failed(self, error: OSError) -> None:
+        path = str(error.filename or self._path)
+        self._log.failed("the recording cannot be written; trying again", error, path=path)
+
+    def _recovered(self) -> None:
+        self._renew()
+        self._log.info("the recording is written again", path=str(self._path), lost=self._writer.lost)

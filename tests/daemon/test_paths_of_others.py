@@ -86,9 +86,8 @@ def test_a_fifo_in_the_place_of_an_older_recording_is_not_waited_for(
     others.does(f"os.mkfifo('{path}')")
     monkeypatch.setattr("monitor.side.recording.os.lstat", lambda _: looked)
     writer = Writer(path, {})
-    writer.add(0, b"{}")
     with pytest.raises(OSError, match="no regular file"):
-        writer.flush()
+        writer.write(0, [b"{}"])
 
 
 def test_a_run_directory_that_another_user_can_replace_is_not_asked(

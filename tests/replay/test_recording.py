@@ -25,18 +25,16 @@ def record(number: int, size: int = 10) -> Record:
     return {"n": number, "k": "event", "v": {"text": "x" * size, "number": number}}
 
 
-def write(writer: Writer, one: Record) -> None:
-    writer.add(one["n"], json.dumps(one).encode())
+def write(writer: Writer, *block: Record) -> None:
+    writer.write(block[0]["n"], [json.dumps(one).encode() for one in block])
 
 
 def recorded(path: Path, blocks: list[list[Record]]) -> bytes:
     """The bytes of a recording with these blocks."""
     path.unlink(missing_ok=True)
     writer = Writer(path, HEADER)
-    for block in blocks:
-        for one in block:
-            write(writer, one)
-        writer.flush()
+    for block in filter(None, blocks):
+        write(writer, *block)
     writer.close()
     return path.read_bytes()
 
@@ -153,9 +151,8 @@ def test_what_is_no_recording_or_a_newer_one_is_refused_in_one_line(line: bytes,
 @pytest.mark.parametrize("line", [b"[]", b"{}", b'{"n": "1", "k": "event", "v": {}}', b'{"n": 1, "k": "event"}', b"{"])
 def test_a_record_that_is_none_ends_it(tmp_path: Path, line: bytes) -> None:
     writer = Writer(tmp_path / "rec", HEADER)
-    write(writer, record(0))
-    writer.add(1, line)
-    write(writer, record(2))
+    lines = [json.dumps(record(0)).encode(), line, json.dumps(record(2)).encode()]
+    writer.write(0, lines)
     writer.close()
     found, reader = read((tmp_path / "rec").read_bytes())
     assert [one["n"] for one in found] == [0]
@@ -175,7 +172,6 @@ def test_files_rotate_by_size_and_the_oldest_goes(tmp_path: Path) -> None:
     writer = Writer(path, HEADER, lambda: begun.append(1), file_bytes=20_000, files=3)
     for i in range(20):
         write(writer, noise(i))
-        writer.flush()
     writer.close()
     names = [path, tmp_path / "rec.1", tmp_path / "rec.2"]
     assert sorted(tmp_path.iterdir()) == sorted(names)
@@ -199,9 +195,8 @@ def test_what_is_no_recording_is_not_touched(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("the thesis")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     writer = Writer(tmp_path / "rec", HEADER)
-    write(writer, record(7))
     with pytest.raises(OSError, match="holds something else than a recording"):
-        writer.flush()
+        write(writer, record(7))
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert writer.lost == 1
 
@@ -217,9 +212,8 @@ def test_only_a_regular_file_is_rotated(tmp_path: Path, what: str) -> None:
         recorded(tmp_path / "other", [[record(0)]])
         path.symlink_to(tmp_path / "other")
     writer = Writer(path, HEADER)
-    write(writer, record(7))
     with pytest.raises(OSError, match="no regular file"):
-        writer.flush()
+        write(writer, record(7))
     assert not (tmp_path / "rec.1").exists()
 
 
@@ -228,9 +222,8 @@ def test_a_full_disk_costs_records_and_leaves_no_half_block(mounts: Mounts) -> N
     writer = Writer(path, HEADER)
     full: list[OSError] = []
     for i in range(20):
-        write(writer, noise(i))
         try:
-            writer.flush()
+            write(writer, noise(i))
         except OSError as error:
             full.append(error)
     assert {error.errno for error in full} == {errno.ENOSPC}

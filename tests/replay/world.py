@@ -229,11 +229,12 @@ class World:
 
     def recording(self, path: Path) -> bytes:
         writer = Writer(path, header(self.config, 1, 0))
+        lines = []
         for number, message in enumerate(self.lines):
             line = {"n": number, "k": message["t"], "v": {k: v for k, v in message.items() if k != "t"}}
-            writer.add(number, json.dumps(line).encode())
-            if number % 3 == 0:
-                writer.flush()
+            lines.append(json.dumps(line).encode())
+        for first in range(0, len(lines), 3):
+            writer.write(first, lines[first : first + 3])
         writer.close()
         return path.read_bytes()
 
