@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -20,7 +19,7 @@ from monitor.hot.records import Records
 from monitor.kernel import bounds, cgroupfs
 from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
 from monitor.kernel.wire import PAGE, OomEvent
-from monitor.link.messages import LogLine, Oom
+from monitor.link.messages import LogLine
 from monitor.link.outbox import Outbox
 from monitor.settings.config import STEP
 from monitor.sources.gauge import Gauge
@@ -227,7 +226,7 @@ class PolledKills(Records):
         self._log = OomLog(gauge.hierarchy, gauge.table.index)
         self._kmsg: Kmsg | None = None
         self._loop: Loop | None = None
-        self._dying: dict[int, Oom] = {}  # pidfd -> the message about the kill
+        self._dying: dict[int, OomEvent] = {}  # pidfd -> the message about the kill
         self._counts: dict[Path, int] = {}
         self._count_due_ns = 0
 
@@ -253,8 +252,7 @@ class PolledKills(Records):
             self._read(self._kmsg)
         elif (message := self._dying.pop(fd, None)) is not None:
             os.close(fd)
-            event = replace(message.event, kind="exit", ts_ns=time.monotonic_ns())
-            self._report("records_exit", message._replace(event=event, missing=()))
+            self._report("records_exit", message._replace(kind="exit", ts_ns=time.monotonic_ns(), missing=()))
 
     def _read(self, kmsg: Kmsg) -> None:
         try:
@@ -275,14 +273,14 @@ class PolledKills(Records):
     def _mark(self, found: LoggedKill) -> None:
         pod = self._owner(found.event.victim_cgroup, found.victim_path)
         uid, title = (pod.uid, pod.title) if pod else (None, None)
-        message = Oom(found.event, uid, title, while_away=False, missing=found.missing)
+        message = found.event._replace(pod=uid, pod_name=title)
         try:
-            fd = os.pidfd_open(message.event.victim_pid)
+            fd = os.pidfd_open(message.victim_pid)
             assert self._loop is not None
             self._loop.register(fd, self.consume)
             self._dying[fd] = message
         except OSError:
-            message = message._replace(missing=(*found.missing, "exit"))  # gone already, at an unknown time
+            message = message._replace(missing=(*message.missing, "exit"))  # gone already, at an unknown time
         self._stats.add("oom_kills")
         self._report("records_oom", message._replace(order=self._registry.leaders()))
 
@@ -293,8 +291,8 @@ class PolledKills(Records):
             found = next((entry for entry in self._registry if path.is_relative_to(entry.cgroup)), None)
         return found
 
-    def _report(self, counter: str, message: Oom) -> None:
-        self._decider.eventful |= message.event.kind == "mark"
+    def _report(self, counter: str, message: OomEvent) -> None:
+        self._decider.eventful |= message.kind == "mark"
         self._stats.add(counter)
         self._send(message)
 
@@ -333,11 +331,12 @@ class PolledKills(Records):
         self._stats.add("oom_kills")
         self._report(
             "records_oom",
-            Oom(
-                OomEvent(kind="mark", ts_ns=time.monotonic_ns(), victim_cgroup=victim),
+            OomEvent(
+                kind="mark",
+                ts_ns=time.monotonic_ns(),
+                victim_cgroup=victim,
                 pod=pod.uid if pod else None,
                 pod_name=pod.title if pod else None,
-                while_away=False,
                 order=self._registry.leaders(),
                 missing=("victim", "oom", "exit", "decision", *NEVER_LOGGED),
                 source=source,

@@ -20,7 +20,7 @@ from monitor.hot.records import Records
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
-from monitor.link.messages import LogLine, Oom
+from monitor.link.messages import LogLine
 from monitor.link.outbox import Outbox
 from monitor.sources.registry import Registry
 
@@ -239,12 +239,13 @@ class RingRecords(Records):
             if pod is not None and not self._away:
                 self._decider.exited(pod, event.pgtables)
             return
-        message = Oom(event, pod.uid if pod else None, pod.title if pod else None, self._away)
+        uid, title = (pod.uid, pod.title) if pod is not None else (None, None)
+        event = event._replace(pod=uid, pod_name=title, while_away=self._away)
         if event.kind == "mark":
             self._stats.add("oom_exiting" if event.exiting else "oom_kills")
-            message = message._replace(order=self._registry.leaders())
+            event = event._replace(order=self._registry.leaders())
             self._decider.eventful = True
         if event.kind != "reclaim" and not event.exiting and pod is not None and not self._away:
             size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark has it
             self._decider.died(pod, size)
-        self._send(message)
+        self._send(event)

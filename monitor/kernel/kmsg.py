@@ -180,10 +180,9 @@ class _Report:
 
 
 class LoggedKill(NamedTuple):
-    """A kill, what is ``missing`` of it, and the victim's cgroup directory (None: not known)."""
+    """A kill, and the victim's cgroup directory (None: not known)."""
 
     event: OomEvent
-    missing: tuple[str, ...]
     victim_path: Path | None
 
 
@@ -257,9 +256,10 @@ class OomLog:
             oom_usage=report.usage,
             oom_limit=report.limit,
             si_code=SI_KERNEL,
+            missing=(*NEVER_LOGGED, *(name for name, there in known.items() if not there)),
             **held,
         )
-        return LoggedKill(event, (*NEVER_LOGGED, *(name for name, there in known.items() if not there)), task)
+        return LoggedKill(event, task)
 
     def _reported(self, line: Killed) -> tuple[_Report, Path | None, Path | None]:
         """The report that a kill belongs to; the cgroups of the victim and of the limit that was hit."""

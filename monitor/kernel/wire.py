@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 import re
 import struct
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 #: si_code of a signal that the kernel itself sent: the OOM killer, or a BPF program.
 SI_KERNEL = 128
@@ -46,8 +46,7 @@ COUNTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class OomEvent:
+class OomEvent(NamedTuple):
     """One step of an OOM kill: ``mark`` (oom:mark_victim), ``kill`` (SIGKILL generated), ``exit`` (last thread left);
     or ``reclaim`` (the invoker has to free memory of ``oom_cgroup`` before there is any), sampled.
 
@@ -56,7 +55,8 @@ class OomEvent:
     known where it is a watched domain.
     A process that was not killed has ``left``: only its identity and ``pgtables`` are known.
     ``exiting``: the task was marked while already dying; the kernel killed nothing.
-    What is not known without BPF is 0, "" or None.
+    What is not known without BPF is 0, "" or None. From ``pod`` on: what the hot process adds to the kernel's record
+    before it sends it to the helper (`monitor.link.messages`).
     """
 
     kind: str
@@ -86,6 +86,13 @@ class OomEvent:
     memsw: bool = False
     exiting: bool = False
     si_code: int = 0
+    pod: str | None = None  # uid of the pod that the victim is in
+    pod_name: str | None = None  # namespace/name of it
+    while_away: bool = False  # no daemon read the records when it was written
+    order: Sequence[Sequence[Any]] = ()  # of a mark: as in `decision`
+    missing: Sequence[str] = ()  # without BPF: what could not be known of it
+    source: str = ""  # without BPF and without the log: the file of the counter that counted it
+    resent: bool = False  # as in `Crossing`
 
     @classmethod
     def decode(cls, data: bytes) -> OomEvent:
@@ -100,8 +107,7 @@ class OomEvent:
         return cls(**values, memsw=bool(flags & OOM_MEMSW), exiting=bool(flags & OOM_EXITING))
 
 
-@dataclass(frozen=True, slots=True)
-class ProcEvent:
+class ProcEvent(NamedTuple):
     """A process that appeared in a watched pod: ``fork``, ``exec`` or ``attach`` (moved in). ``cgroup_id`` is the
     pod's.
     """

@@ -10,20 +10,16 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import fields as fields_of
-from operator import attrgetter
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.troubles import TROUBLES
-from monitor.kernel.wire import OomEvent
-from monitor.link.messages import NAMES, TYPES, Bad, Message, Oom
+from monitor.link.messages import NAMES, TYPES, Bad, Message
 
 #: A packet larger than this is refused by the sender (a pod with containers is ~600 bytes; a `state` ~3 KB).
 MAX_PACKET = 128 * 1024
 _BUFFER = 4 * 1024 * 1024
-_EVENT_FIELDS = tuple(field.name for field in fields_of(OomEvent))
-_event_values = attrgetter(*_EVENT_FIELDS)
+_json = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
 class TooLarge(MonitorError):
@@ -41,14 +37,6 @@ def pair() -> tuple[socket.socket, socket.socket]:
         except OSError:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
     return hot, side
-
-
-def event_fields(event: OomEvent) -> dict[str, Any]:
-    """The fields by name; `dataclasses.asdict` copies each and takes ten times as long."""
-    return dict(zip(_EVENT_FIELDS, _event_values(event), strict=True))
-
-
-_json = json.JSONEncoder(separators=(",", ":"), check_circular=False, default=event_fields)
 
 
 def encode(message: Message) -> bytes:
@@ -69,8 +57,6 @@ def decode(packet: bytes) -> Message | Bad:
         cls: Any = TYPES.get(kind)
         if cls is None:
             return Bad("unknown type", kind)
-        if cls is Oom:
-            fields["event"] = OomEvent(**fields["event"])
         message: Message = cls(**fields)
         return message
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:

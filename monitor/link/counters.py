@@ -12,7 +12,8 @@ import os
 from bisect import bisect_left
 
 from monitor.kernel.troubles import CALLS
-from monitor.link.messages import NAMES, HotMessage, Oom
+from monitor.kernel.wire import OomEvent
+from monitor.link.messages import NAMES, HotMessage
 
 #: Upper bounds of the latency buckets in microseconds; the last slot of a histogram is everything above.
 LATENCY_BUCKETS_US = (25, 50, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000, 100_000, 250_000, 1_000_000)
@@ -132,7 +133,7 @@ class SharedStats:
 
     def dropped(self, message: HotMessage) -> None:
         self.add("channel_dropped")
-        kind = f"oom_{message.event.kind}" if isinstance(message, Oom) else NAMES[type(message)]
+        kind = f"oom_{message.kind}" if isinstance(message, OomEvent) else NAMES[type(message)]
         self.add(f"dropped_{kind}" if kind in MESSAGES else "dropped_other")
 
     def set(self, name: str, value: int) -> None:

@@ -1,7 +1,8 @@
 """The messages between the hot process and the side: one class each, every field with its unit and meaning.
 
 `monitor.link.channel` makes packets of them. Times are CLOCK_MONOTONIC nanoseconds, sizes bytes; a field with a default
-may be missing in a packet. Those that are events of a race as they are stand in `monitor/race/reported.py`.
+may be missing in a packet. Those that are events of a race as they are stand in `monitor/race/reported.py`, and the
+steps of an OOM kill, `oom`, in `monitor/kernel/wire.py`.
 """
 
 from __future__ import annotations
@@ -149,19 +150,6 @@ class Flight(NamedTuple):
     """The last steps of every watched cgroup; after a crossing or a kill."""
 
     samples: Rows  # [[ts ns, cgroup id, usage, inactive file, active file]]
-
-
-class Oom(NamedTuple):
-    """One step of an OOM kill."""
-
-    event: OomEvent  # the kernel's record (`monitor/kernel/wire.py`), or what the log says of it
-    pod: str | None  # uid of the pod that the victim is in
-    pod_name: str | None  # namespace/name of it
-    while_away: bool  # no daemon read the records when it was written
-    order: Rows = ()  # of a mark: as in `decision`
-    missing: Sequence[str] = ()  # without BPF: what could not be known of it
-    source: str = ""  # without BPF and without the log: the file of the counter that counted it
-    resent: bool = False  # as in `Crossing`
 
 
 # side -> hot
@@ -376,7 +364,7 @@ class Bad(NamedTuple):
 
 HotMessage = (
     LogLine | State | Decision | Reclaim | Evicted | GiveBack | AskLives | Suspended | Resumed | Reap | Crossing | Clear
-    | Signalled | Flight | Oom | OfPasses | FromHolds | Reread
+    | Signalled | Flight | OomEvent | OfPasses | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
@@ -384,7 +372,7 @@ SideMessage = (
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.
-RaceMessage = Crossing | Clear | Decision | Signalled | Evicted | Oom | PodHeld | PodReleased
+RaceMessage = Crossing | Clear | Decision | Signalled | Evicted | OomEvent | PodHeld | PodReleased
 
 Send = Callable[[HotMessage], None]
 
@@ -392,7 +380,7 @@ Send = Callable[[HotMessage], None]
 _NAMED: dict[type, str] = {
     LogLine: "log", GiveBack: "giveback", AskLives: "left", Suspended: "braked", Resumed: "released",
     Crossing: "cross", Signalled: "killed", PodHeld: "held", PodReleased: "hold_ended", PodSeen: "pod+",
-    PodGone: "pod-", DiskFigures: "disks",
+    PodGone: "pod-", DiskFigures: "disks", OomEvent: "oom",
 }  # fmt: skip
 #: Class -> type in a packet, and back.
 NAMES: dict[type, str] = {

@@ -15,6 +15,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import Reading
+from monitor.kernel.wire import OomEvent
 from monitor.link import messages
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
@@ -236,7 +237,7 @@ class EventBuilder:
             ev.Signalled: self.feed,
             messages.Evicted: self._on_evicted,
             ev.Clear: self._on_clear,
-            messages.Oom: self._oom_events.handle,
+            OomEvent: self._oom_events.handle,
             messages.Flight: self._on_flight,
             messages.State: self._on_state,
         }
@@ -251,7 +252,7 @@ class EventBuilder:
         if handler is not None:
             now = self.now()
             self._clock.look(now)
-            if _time_of(message, now) < now - LATE_NS:
+            if getattr(message, "ts_ns", now) < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
             self.update_pods()
             handler(message)
@@ -421,10 +422,3 @@ class EventBuilder:
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:
             self._sampler.take(ts, self._names.of_cgroup(cgroup), usage, inactive, active)
-
-
-def _time_of(message: messages.Message | messages.Bad, now_ns: int) -> int:
-    """When what a message is about happened, where it has that."""
-    if isinstance(message, messages.Oom):
-        return message.event.ts_ns
-    return int(getattr(message, "ts_ns", now_ns))

@@ -16,9 +16,8 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs, meminfo
 from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
-from monitor.kernel.wire import SI_KERNEL
+from monitor.kernel.wire import SI_KERNEL, OomEvent
 from monitor.link import messages
-from monitor.link.channel import event_fields
 from monitor.link.messages import PodHeld, PodReleased, Reread, Resumed, Signalled, Soften, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage, eviction_message
@@ -124,7 +123,7 @@ class MessageHandler:
             messages.Resumed: self._on_resumed,
             messages.Reap: self._on_reap,
             messages.Reclaim: self._on_reclaim,
-            messages.Oom: self._on_oom,
+            OomEvent: self._on_oom,
             Soften: self.soft_brakes.soften,
             PodHeld: self._on_held,
             PodReleased: self._on_hold_ended,
@@ -319,19 +318,18 @@ class MessageHandler:
                 )
         self.send(messages.Reaped(number))
 
-    def _on_oom(self, message: messages.Oom) -> None:
+    def _on_oom(self, event: OomEvent) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
-        event = message.event
         if event.kind == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps
-        if is_outside_node(message, self.node.config.node_cgroup):
+        if is_outside_node(event, self.node.config.node_cgroup):
             if event.kind == "mark" and not event.exiting:
                 self.counts.kills_outside_node += 1
                 self.log.budget("info", "OOM kill on this machine outside the node's cgroup", victim=event.victim_comm)
             return
-        uid = message.pod or self._owner(event.victim_cgroup)
+        uid = event.pod or self._owner(event.victim_cgroup)
         found = self.node.pods.get(uid) if uid is not None else None
-        pod = label(found.pod) if found is not None else message.pod_name
+        pod = label(found.pod) if found is not None else event.pod_name
         if event.kind != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
             known = ["ts_ns", "victim_pid", "victim_comm", "victim_cgroup"]
@@ -346,10 +344,10 @@ class MessageHandler:
                 known += ["invoker_pid", "invoker_comm", "si_code"]
             self.log.budget("info", text, pod=pod, **{key: getattr(event, key) for key in known})
             return
-        more = {k: v for k, v in _present(message).items() if k not in ("event", "pod", "pod_name")}
-        fields = event_fields(event) | more
-        del fields["kind"]
-        scope = "memcg" if event.oom_cgroup or "oom" in message.missing else "global"
+        left_out = {"kind", "pod", "pod_name"}
+        left_out |= {name for name in ("order", "missing", "source", "resent") if not getattr(event, name)}
+        fields = {name: value for name, value in event._asdict().items() if name not in left_out}
+        scope = "memcg" if event.oom_cgroup or "oom" in event.missing else "global"
         level, text = "warning", "the kernel's OOM killer killed a process"
         if event.exiting:
             level, text = "info", "OOM killer chose a process that was exiting anyway"

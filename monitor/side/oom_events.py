@@ -15,9 +15,7 @@ from typing import Any, TypeVar
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.kmsg import Invoked, Killed
-from monitor.link import messages
-from monitor.link.channel import event_fields
-from monitor.link.messages import Oom
+from monitor.kernel.wire import OomEvent
 from monitor.policy.ranking import Candidate
 from monitor.race.events import (
     KMSG,
@@ -140,16 +138,16 @@ class KillConfirmation:
 _Kind = TypeVar("_Kind", bound=Timed)
 
 
-def is_outside_node(message: Oom, node_cgroup: str | None) -> bool:
+def is_outside_node(event: OomEvent, node_cgroup: str | None) -> bool:
     """Whether an `oom` message is about a process outside the cgroup that is the node, and about no limit in it.
 
     The programs report the nearest watched cgroup around a victim, and the node is always watched: searching the tree
     of cgroups took 2.8 ms each time. Where they do not (nothing was watched while no daemon ran; before 6.8 a mark has
     no task, so no cgroup) the caller searches the tree. A machine that runs out concerns the node too.
     """
-    if node_cgroup is None or message.pod or message.while_away or message.event.domain is not None:
+    if node_cgroup is None or event.pod or event.while_away or event.domain is not None:
         return False
-    return bool(message.event.victim_cgroup) and (message.event.kind != "mark" or bool(message.event.oom_cgroup))
+    return bool(event.victim_cgroup) and (event.kind != "mark" or bool(event.oom_cgroup))
 
 
 #: How often a pod that a runtime stops is checked, and for how long: a kubelet waits 30 s for one to end.
@@ -180,17 +178,16 @@ class OomEvents:
     def __post_init__(self) -> None:
         self.stopping_pods = StoppingPods(self.node, self.feed)
 
-    def handle(self, message: messages.Oom) -> None:
-        event = message.event
-        kind, pod = event.kind, message.pod
-        if not self._is_of_the_node(message):
+    def handle(self, event: OomEvent) -> None:
+        kind, pod = event.kind, event.pod
+        if not self._is_of_the_node(event):
             return
         if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
             for at in filter(None, (event.victim_cgroup, event.oom_cgroup)):
                 self.names.locate(at)
         # No daemon ran: what led to it, and what was decided, was not seen. Without BPF other things are missing.
-        unseen = ("cross", "decision") if message.while_away and kind == "mark" else ()
-        missing = (what for what in message.missing if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"))
+        unseen = ("cross", "decision") if event.while_away and kind == "mark" else ()
+        missing = (what for what in event.missing if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"))
         for what in (*unseen, *missing):
             self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
         victim = self.names.of_cgroup(event.victim_cgroup, pod)
@@ -199,21 +196,20 @@ class OomEvents:
             memcg = "global" if limit is None else limit.path
             self.feed(Reclaim(event.ts_ns, memcg, limit.pod if limit is not None else None))
         elif kind == "kill":
-            self._on_kill(message, victim)
+            self._on_kill(event, victim)
         elif kind == "exit":
-            owner = (pod or victim.pod, message.pod_name or victim.name)
+            owner = (pod or victim.pod, event.pod_name or victim.name)
             self.feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *owner))
         else:
-            self._on_mark(message, victim)
+            self._on_mark(event, victim)
 
-    def _on_kill(self, message: messages.Oom, victim: NamedCgroup) -> None:
-        event = message.event
+    def _on_kill(self, event: OomEvent, victim: NamedCgroup) -> None:
         sender = event.invoker_pid
         kill = made(
             Kill,
-            event_fields(event),
-            pod=message.pod or victim.pod,
-            pod_name=message.pod_name or victim.name,
+            event._asdict(),
+            pod=event.pod or victim.pod,
+            pod_name=event.pod_name or victim.name,
             memcg=victim.path,
             sender_pid=sender,
             sender_comm=event.invoker_comm,
@@ -225,35 +221,33 @@ class OomEvents:
         if kill.by_runtime and kill.pod is not None and self.pressed():
             self.stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
 
-    def _is_of_the_node(self, message: messages.Oom) -> bool:
+    def _is_of_the_node(self, event: OomEvent) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
 
         (The machine running out concerns every node. A signal or an exit counts only for a process of a pod or a
         victim.)
         """
-        event = message.event
-        if self.node.config.node_cgroup is None or event.kind in ("kill", "exit") or message.pod:
+        if self.node.config.node_cgroup is None or event.kind in ("kill", "exit") or event.pod:
             return True
-        if is_outside_node(message, self.node.config.node_cgroup):
+        if is_outside_node(event, self.node.config.node_cgroup):
             return False
         at = event.oom_cgroup
         if event.kind == "reclaim":  # frequent, and only of interest where something else happens
             return not at or self.names.knows(at)
         return not at or self.names.locate(at) or self.names.locate(event.victim_cgroup)
 
-    def _on_mark(self, message: messages.Oom, victim: NamedCgroup) -> None:
-        event = message.event
-        self.feed(ranked(event.ts_ns, message.order))
-        pod = message.pod or victim.pod
+    def _on_mark(self, event: OomEvent, victim: NamedCgroup) -> None:
+        self.feed(ranked(event.ts_ns, event.order))
+        pod = event.pod or victim.pod
         at = event.oom_cgroup
         limit = self.names.of_cgroup(at, pod) if at else None
         same = event.invoker_cgroup == event.victim_cgroup
         invoker = victim if same else self.names.of_process(event.invoker_pid, event.invoker_cgroup)
         mark = made(
             Mark,
-            event_fields(event),
+            event._asdict(),
             pod=pod,
-            pod_name=message.pod_name or victim.name,
+            pod_name=event.pod_name or victim.name,
             memcg=victim.path,
             rss=event.anon_rss + event.file_rss + event.shmem_rss,
             invoker_pod=invoker.name,
@@ -265,7 +259,7 @@ class OomEvents:
             held=pod is not None and self.node.is_at_cap(pod, event.oom_limit),
         )
         self.feed(mark)
-        if not event.exiting and not message.while_away:  # no daemon read the log then
+        if not event.exiting and not event.while_away:  # no daemon read the log then
             self.confirmation.marked(mark, event.victim_cgroup)
 
     def _is_group(self, victim: NamedCgroup) -> bool | None:

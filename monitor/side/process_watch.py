@@ -20,6 +20,7 @@ from monitor.actions.oomadj import REMEDY, OomScores
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import GONE
 from monitor.kernel.procfs import Process
+from monitor.kernel.wire import OomEvent
 from monitor.link import messages
 from monitor.link.messages import Decision, Evicted, State, Suspended
 from monitor.pods.model import FoundPod
@@ -330,7 +331,7 @@ class ProcessWatch:
     def handle(self, message: messages.Message | messages.Bad | None) -> None:
         if isinstance(message, messages.State):
             self._doubt(message)
-        if isinstance(message, messages.Oom):
+        if isinstance(message, OomEvent):
             self.over.records_came()
         elif self.marks is not None and isinstance(message, _OF_MARKS):
             self.scores.raised = self.marks.take(message)

@@ -18,7 +18,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.wire import OomEvent
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.messages import NAMES, Decision, HotMessage, Oom, State
+from monitor.link.messages import NAMES, Decision, HotMessage, State
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, STATS_FD, RunConfig
 from monitor.side.export.http import FRESH_S
 from tests import live
@@ -57,9 +57,9 @@ DECISION = Decision(
 OOM_EVENT = OomEvent(kind="mark", ts_ns=1, victim_pid=4711, victim_comm="hog", domain=0, victim_cgroup=1, oom_cgroup=7)
 
 
-def oom(**fields: Any) -> Oom:
+def oom(**fields: Any) -> OomEvent:
     """One step of an OOM kill in no pod, with these fields of its record."""
-    return Oom(dataclasses.replace(OOM_EVENT, **fields), None, None, while_away=False)
+    return OOM_EVENT._replace(**fields)
 
 
 class Hot:

@@ -98,7 +98,7 @@ def state(*met: str) -> messages.State:
     )
 
 
-def marked(victim: int, limit: int, domain: int | None = 0, *, while_away: bool = False, **fields: Any) -> messages.Oom:
+def marked(victim: int, limit: int, domain: int | None = 0, **fields: Any) -> OomEvent:
     event = OomEvent(
         kind="mark",
         ts_ns=time.monotonic_ns(),
@@ -116,7 +116,7 @@ def marked(victim: int, limit: int, domain: int | None = 0, *, while_away: bool 
         oom_inactive_file=0,
         oom_active_file=0,
     )
-    return messages.Oom(replace(event, **fields), None, None, while_away)
+    return event._replace(**fields)
 
 
 def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import pytest
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.kmsg import Invoked, Killed
 from monitor.kernel.wire import OomEvent
-from monitor.link.messages import Oom
 from monitor.race.events import KMSG_BY_HAND, Checked
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import BURST
@@ -81,9 +80,8 @@ def test_the_log_says_which_kill_sysrq_asked_for(tmp_path: Path) -> None:
     assert [(c.source, c.victim_pid) for c in asked.checked] == [("kmsg", 5), (KMSG_BY_HAND, 5), ("kmsg", 6)]
 
 
-def step(pod: str | None = None, while_away: bool = False, **fields: Any) -> Oom:
-    event = OomEvent("mark", 1, victim_cgroup=7, victim_comm="stress", oom_cgroup=7)
-    return Oom(replace(event, **fields), pod, None, while_away)
+def step(**fields: Any) -> OomEvent:
+    return OomEvent("mark", 1, victim_cgroup=7, victim_comm="stress", oom_cgroup=7)._replace(**fields)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from monitor.hot.ring_records import SAVED_NS, SHARE, Ration, RingRecords
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
-from monitor.link.messages import TYPES, Oom, Snapshot
+from monitor.link.messages import TYPES, Snapshot
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.events import Lost
@@ -24,7 +24,7 @@ from tests.log_lines import LogLines
 def message(name: str) -> Any:
     kind, _, step = name.partition("_")
     if step:
-        return Oom(OomEvent(step, 1), None, None, while_away=False)
+        return OomEvent(step, 1)
     cls = TYPES.get(kind, Snapshot)
     return cls._make([None] * len(cls._fields))
 

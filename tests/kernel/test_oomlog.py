@@ -178,7 +178,7 @@ def test_every_fact_of_a_report(tree: Hierarchy) -> None:
         "oom_inactive_file": None,
     }
     assert {key: getattr(found.event, key) for key in expected} == expected
-    assert (found.missing, found.victim_path) == (("reclaim",), tree.root / "a" / "b")
+    assert (found.event.missing, found.victim_path) == (("reclaim",), tree.root / "a" / "b")
     assert began <= found.event.ts_ns <= time.monotonic_ns(), "read as soon as written"
 
 
@@ -196,14 +196,14 @@ def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) 
         assert [log.feed(one) for one in (line, *forged)] == [None] * 6
     found = log.feed(KILLED)
     assert (found.event.invoker_comm, found.event.invoker_pid, found.event.oom_limit) == ("python3", 6600, 16384 * KIB)
-    assert list(found.missing) == ["reclaim"]
+    assert list(found.event.missing) == ["reclaim"]
 
 
 def lacks_report(found: LoggedKill) -> bool:
     """All that is not on the line about the victim itself is missing, by its name."""
     event = found.event
     facts = (event.victim_cgroup, event.oom_cgroup, event.oom_usage, event.oom_limit, event.invoker_pid)
-    missing = {"victim_cgroup", "oom", "invoker"} <= set(found.missing)
+    missing = {"victim_cgroup", "oom", "invoker"} <= set(found.event.missing)
     return missing and (*facts, event.invoker_comm) == (0, 0, 0, 0, 0, "")
 
 
@@ -218,7 +218,7 @@ def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
     assert log.feed(LINES[0].replace(b"python3", b"other")) is None
     found = log.feed(KILLED.replace(b"6601", b"6602"))
     assert (found.event.invoker_comm, found.event.invoker_pid, found.event.victim_cgroup) == ("other", 0, 0)
-    assert "oom" in list(found.missing)
+    assert "oom" in list(found.event.missing)
 
 
 def later(pid: int, ms: int = 1) -> bytes:
@@ -239,7 +239,7 @@ def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hier
     assert member.event.oom_cgroup == cgroupfs.cgroup_id(tree.root / "a")
     assert member.event.victim_cgroup == 0, "gone: where it was is not known"
     other = log.feed(later(3999996, ms=1500))
-    assert "oom" in list(other.missing), "long after"
+    assert "oom" in list(other.event.missing), "long after"
     again = log.feed(later(6601, ms=60_000))
     assert again is not None, "another process of that number"
 
@@ -267,4 +267,4 @@ def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
     )
     found = log.feed(KILLED.replace(b"Memory cgroup out of memory", b"Out of memory"))
     assert found.event.oom_cgroup == 0
-    assert "oom" not in list(found.missing)
+    assert "oom" not in list(found.event.missing)
