@@ -23,9 +23,6 @@ from monitor.side.incidents.reader import unix_time
 
 Json = Mapping[str, Any]
 
-#: Processes of a pod whose ends are named.
-_SHOWN = 8
-
 
 def describe(step: Json) -> str:
     """What happened in a step; a kind that is not known as its name and its fields."""
@@ -76,15 +73,6 @@ def _name_of(signal: int) -> str:
     return {9: "SIGKILL", 15: "SIGTERM"}.get(signal, f"signal {signal}")
 
 
-def _ends(step: Json) -> str:
-    """How the processes of a pod that is gone ended."""
-    return ", ".join(
-        f"pid {one['pid']} "
-        + (f"by {_name_of(one['signal'])}" if one["signal"] else f"with exit code {one['exit_code']}")
-        for one in (step.get("exits") or ())[:_SHOWN]
-    )
-
-
 def _oom(step: Json) -> str:
     limit = "the machine is out of memory" if step["limit_of"] == "global" else "limit of {limit_of}"
     victim = "{comm} (pid {pid})[ of {pod}], rss {rss:bytes}, oom_score_adj {oom_score_adj}"
@@ -123,7 +111,7 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     ),
     "stalled": "{pod} waits for memory, {share:.0%} of the time; it lacks {lacks:bytes} ({why}[, {cause}])[: {over}]",
     "signalled": "{signal_name} sent to {pod}",
-    "gone": "nobody is left of {pod}[; it gave back {freed:bytes}][; they ended: {ends}]",
+    "gone": "nobody is left of {pod}[; it gave back {freed:bytes}]",
     "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",
     "clear": "{kind} threshold clear again ({signal})",
     "reclaim": lambda step: "the kernel begins to reclaim" + ("" if step["memcg"] == "global" else " in {memcg}"),
@@ -144,7 +132,6 @@ _MORE: dict[str, Callable[[Json], Json]] = {
     "refused": lambda step: {"names": ", ".join(step["pods"])},
     "pod_released": lambda step: {"took": span(step["held_ms"] * 1e6)},
     "signalled": lambda step: {"signal_name": _name_of(step["signal"])},
-    "gone": lambda step: {"ends": _ends(step)},
     "grew": lambda step: {"grower": step.get("pod") or step["domain"]},
 }
 

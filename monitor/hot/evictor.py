@@ -16,7 +16,7 @@ from monitor.hot.suspension import Asked
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Evicted, Reap, Signalled
+from monitor.link.messages import Gone, Reap, Signalled
 from monitor.link.outbox import Outbox
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
@@ -210,9 +210,10 @@ class Evictor:
         self.outbox.stats.add("evictions")
         self.outbox.stats.observe_us("gone_us", (now_ns - eviction.started_ns) // 1000)
         pids = sorted(eviction.pids)
-        evicted = Evicted(eviction.decision_id, eviction.victim.uid, now_ns, pids[:_SHOWN], len(pids))
+        uid, number = eviction.victim.uid, eviction.decision_id
+        gone = Gone(now_ns, uid, eviction.name, id=number, pids=pids[:_SHOWN], pids_total=len(pids))
         left = eviction.last_usage if usage is None else usage
-        self.pending.ended(eviction.victim.uid, eviction.held, left, now_ns, evicted)
+        self.pending.ended(uid, eviction.held, left, now_ns, gone)
 
     def _fail(self, eviction: Eviction, why: str) -> None:
         """An eviction is given up."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import AskLives, Evicted, GiveBack
+from monitor.link.messages import AskLives, GiveBack, Gone
 from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import JUMP_NS, Coming
 from monitor.sources.gauge import Gauge
@@ -60,7 +60,7 @@ class Leaving:
     gone_ns: int
     moved_ns: int  # when the kernel last freed some of it
     until_ns: int  # until then its release is expected
-    evicted: Evicted | None  # the message that waits for the final figure; None: another program killed it
+    evicted: Gone | None  # the message that waits for the final figure; None: another program killed it
     unsure: bool  # whether a process of it lives on is not known yet
     asked: bool = False  # the helper has the request to reclaim it
     size: int = 0  # of processes that the OOM killer killed
@@ -119,7 +119,7 @@ class PendingRelease:
 
     # what begins and ends a wait
 
-    def ended(self, uid: str, held: int, left: int, gone_ns: int, evicted: Evicted) -> None:
+    def ended(self, uid: str, held: int, left: int, gone_ns: int, evicted: Gone) -> None:
         """The last process of an evicted pod is gone. It held ``held`` bytes, of which ``left`` are charged still.
 
         ``evicted`` is sent, with the final figure in ``freed``, as soon as that is known.
@@ -188,7 +188,7 @@ class PendingRelease:
         held: int,
         left: int,
         gone_ns: int,
-        evicted: Evicted | None,
+        evicted: Gone | None,
         *,
         unsure: bool,
         size: int = 0,

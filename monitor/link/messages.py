@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from monitor.kernel.wire import OomEvent
-from monitor.race.reported import Clear, Crossing, PodHeld, PodReleased, Rows, Signalled
+from monitor.race.reported import Clear, Crossing, Gone, PodHeld, PodReleased, Rows, Signalled
 
 # hot -> side
 
@@ -77,19 +77,6 @@ class Reclaim(NamedTuple):
 
     signal: str
     actions: Sequence[str]
-
-
-class Evicted(NamedTuple):
-    """No process is left of a pod, and its memory is released, or is not waited for any more."""
-
-    id: int  # of the decision; 0: one of the daemon before
-    pod: str  # uid
-    gone_ns: int  # when the last process ended
-    pids: Sequence[int]  # at most 1000
-    pids_total: int
-    freed: int = 0  # bytes that came back
-    settled_ns: int | None = None  # when they were back
-    resent: bool = False  # as in `Crossing`
 
 
 class GiveBack(NamedTuple):
@@ -363,7 +350,7 @@ class Bad(NamedTuple):
 
 
 HotMessage = (
-    LogLine | State | Decision | Reclaim | Evicted | GiveBack | AskLives | Suspended | Resumed | Reap | Crossing | Clear
+    LogLine | State | Decision | Reclaim | Gone | GiveBack | AskLives | Suspended | Resumed | Reap | Crossing | Clear
     | Signalled | Flight | OomEvent | OfPasses | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
@@ -372,7 +359,7 @@ SideMessage = (
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.
-RaceMessage = Crossing | Clear | Decision | Signalled | Evicted | OomEvent | PodHeld | PodReleased
+RaceMessage = Crossing | Clear | Decision | Signalled | Gone | OomEvent | PodHeld | PodReleased
 
 Send = Callable[[HotMessage], None]
 
@@ -380,7 +367,7 @@ Send = Callable[[HotMessage], None]
 _NAMED: dict[type, str] = {
     LogLine: "log", GiveBack: "giveback", AskLives: "left", Suspended: "braked", Resumed: "released",
     Crossing: "cross", Signalled: "killed", PodHeld: "held", PodReleased: "hold_ended", PodSeen: "pod+",
-    PodGone: "pod-", DiskFigures: "disks", OomEvent: "oom",
+    PodGone: "pod-", DiskFigures: "disks", OomEvent: "oom", Gone: "evicted",
 }  # fmt: skip
 #: Class -> type in a packet, and back.
 NAMES: dict[type, str] = {

@@ -24,7 +24,8 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Numbers, texts, booleans, None, and lists and dicts of these."""
-        return _fields(self)
+        found: dict[str, Any] = plain(self)
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -33,33 +34,17 @@ class Record:
         return made
 
 
-class Tagged(Record):
-    """A record of one of several kinds: its key `event` says which, by the name of the class."""
-
-    __slots__ = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return tagged_json(self)
-
-
-def tagged_json(value: Any) -> dict[str, Any]:
-    return {"event": type(value).__name__.lower(), **_fields(value)}
-
-
 def plain(value: Any) -> Any:
-    """``value`` with dataclasses as dicts, tuples and sets (sorted) as lists."""
-    if hasattr(value, "to_json"):
-        return value.to_json()
-    if is_dataclass(value):
-        return _fields(value)
+    """``value`` with dataclasses and named tuples as dicts, tuples and sets (sorted) as lists. What has a `ts_ns` is an
+    event, of one of several kinds: the key `event` says which, by the name of the class.
+    """
+    if is_dataclass(value) or hasattr(value, "_fields"):
+        names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
+        kind = {"event": type(value).__name__.lower()} if hasattr(value, "ts_ns") else {}
+        return kind | {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     return sorted(map(plain, value)) if isinstance(value, frozenset) else value
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    names = [f.name for f in fields(value)] if is_dataclass(value) else value._fields
-    return {name: plain(getattr(value, name)) for name in names}
 
 
 def tagged(kinds: Iterable[type], data: Any, where: str) -> Any:

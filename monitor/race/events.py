@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from monitor.policy.ranking import Candidate
-from monitor.race.codec import Tagged, tagged
-from monitor.race.reported import Clear, Crossing, PodHeld, PodReleased, Signalled
+from monitor.race.codec import Record, tagged
+from monitor.race.reported import Clear, Crossing, Gone, PodHeld, PodReleased, Signalled
 
 NODE, KUBEPODS, PODS = "node", "kubepods", "pods"
 OUTRACE, KUBELET = "outrace", "kubelet"
@@ -21,7 +21,7 @@ SIGTERM, SIGKILL = 15, 9
 
 
 @dataclass(frozen=True, slots=True)
-class Timed(Tagged):
+class Timed(Record):
     ts_ns: int
 
 
@@ -151,21 +151,6 @@ class Refused(OfThreshold):
     budget: bool
     problem: str
     instead: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Gone(Timed):
-    """No process is left of an evicted pod; it gave back `freed` bytes (None: not known), in the end: until
-    `settled_ns`. `by` "kubelet": of a pod that a runtime was stopping, for whatever reason. `exits`: pid and wait
-    status of those of its processes whose end after a hard grace the kernel knows (Linux 6.15).
-    """
-
-    pod: str
-    pod_name: str
-    freed: int | None = None
-    by: str = OUTRACE
-    settled_ns: int | None = None
-    exits: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from monitor.race.codec import tagged_json
-
 #: The fields of `monitor.policy.ranking.Candidate`, of each.
 Rows = Sequence[Sequence[Any]]
 
@@ -32,9 +30,6 @@ class Crossing(NamedTuple):
     def threshold(self) -> tuple[str, str, bool]:
         return self.domain, self.signal, self.hard
 
-    def to_json(self) -> dict[str, Any]:
-        return tagged_json(self)
-
 
 class Clear(NamedTuple):
     """The threshold is not met any more. May be repeated."""
@@ -50,8 +45,22 @@ class Clear(NamedTuple):
     def threshold(self) -> tuple[str, str, bool]:
         return self.domain, self.signal, self.hard
 
-    def to_json(self) -> dict[str, Any]:
-        return tagged_json(self)
+
+class Gone(NamedTuple):
+    """No process is left of an evicted pod, and its memory is released, or is not waited for any more. `by` "kubelet":
+    of a pod that a runtime was stopping, for whatever reason.
+    """
+
+    ts_ns: int  # when the last process ended
+    pod: str  # uid
+    pod_name: str  # namespace/name
+    freed: int | None = None  # bytes that came back; None: not known
+    by: str = "outrace"
+    settled_ns: int | None = None  # when they were back
+    id: int = 0  # of the decision; 0: one of the daemon before
+    pids: Sequence[int] = ()  # at most 1000, of a message
+    pids_total: int = 0
+    resent: bool = False  # as in `Crossing`
 
 
 class Signalled(NamedTuple):
@@ -63,9 +72,6 @@ class Signalled(NamedTuple):
     signal: int
     by: str = "outrace"
     resent: bool = False  # as in `Crossing`
-
-    def to_json(self) -> dict[str, Any]:
-        return tagged_json(self)
 
 
 #: Why a pod is held: the policy would evict it, or it is the one that grows.
@@ -107,9 +113,6 @@ class PodHeld(NamedTuple):
     def threshold(self) -> tuple[str, str, bool]:
         return self.domain, self.signal, self.hard
 
-    def to_json(self) -> dict[str, Any]:
-        return tagged_json(self)
-
 
 class PodReleased(NamedTuple):
     """A pod is not held any more."""
@@ -126,6 +129,3 @@ class PodReleased(NamedTuple):
     instead: str | None = None  # the pod that the kubelet evicted instead: its uid, of a message; then its name
     left_out: int = 0  # as in `PodHeld`
     resent: bool = False  # as in `Crossing`
-
-    def to_json(self) -> dict[str, Any]:
-        return tagged_json(self)

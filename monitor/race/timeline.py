@@ -60,7 +60,7 @@ _STEPS: dict[type[ev.Event], tuple[str, str]] = {
     ev.PodReleased: ("pod_released", "pod=pod_name why held_ms grew usage available instead left_out"),
     ev.Stalled: ("stalled", "over pod=pod_name share why cause=cause_name lacks grew available"),
     ev.Signalled: ("signalled", "by pod=pod_name signal"),
-    ev.Gone: ("gone", "by pod=pod_name freed exits"),
+    ev.Gone: ("gone", "by pod=pod_name freed"),
     ev.KubeletEvicted: ("reported_evicted", "by pod=pod_name message"),
     ev.Clear: ("clear", "domain signal kind available"),
     ev.Reclaim: ("reclaim", "memcg"),
@@ -83,7 +83,6 @@ _WORKED_OUT: dict[str, Callable[[Any], Any]] = {
     "left_out": lambda event: event.left_out or None,
     "over": lambda event: event.over or None,
     "held_ms": lambda event: event.held_ns / 1e6,
-    "exits": lambda event: [_ended(*one) for one in event.exits[:_MOST]] or None,
     "limit_of": lambda event: event.oom_path or event.scope,
     "from": lambda event: "kernel" if event.si_code == 128 else event.sender_comm,
     "by": lambda event: getattr(event, "by", ev.KUBELET),
@@ -103,12 +102,6 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
         value = getattr(event, name or key) if work_out is None else work_out(event)
         made[key] = list(value) if isinstance(value, tuple) else value
     return made if what else None
-
-
-def _ended(pid: int, status: int) -> dict[str, int | None]:
-    """How a process ended: the code that it gave, or the signal that ended it (the layout of wait(2))."""
-    signal = status & 0x7F
-    return {"pid": pid, "exit_code": None if signal else status >> 8 & 0xFF, "signal": signal or None}
 
 
 def _before(episode: Episode) -> Iterable[dict[str, Any]]:

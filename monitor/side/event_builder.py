@@ -235,7 +235,7 @@ class EventBuilder:
             ev.PodHeld: self._on_held,
             ev.PodReleased: self._on_released,
             ev.Signalled: self.feed,
-            messages.Evicted: self._on_evicted,
+            ev.Gone: lambda message: self.feed(message._replace(pids=())),
             ev.Clear: self._on_clear,
             OomEvent: self._oom_events.handle,
             messages.Flight: self._on_flight,
@@ -410,10 +410,6 @@ class EventBuilder:
         if message.signalled_ns is not None:
             number = ev.SIGTERM if grace_s else ev.SIGKILL
             self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
-
-    def _on_evicted(self, message: messages.Evicted) -> None:
-        name = self._name_of(message.pod)
-        self.feed(ev.Gone(message.gone_ns, message.pod, name, message.freed, settled_ns=message.settled_ns))
 
     def _on_clear(self, message: ev.Clear) -> None:
         self._crossed.discard(message.threshold)

@@ -116,7 +116,7 @@ class MessageHandler:
             messages.State: self._on_state,
             messages.Decision: self._on_decision,
             Signalled: self._on_killed,
-            messages.Evicted: self._on_evicted,
+            messages.Gone: self._on_gone,
             messages.AskLives: self._on_ask_lives,
             messages.GiveBack: self._on_giveback,
             messages.Suspended: self._on_suspended,
@@ -262,14 +262,12 @@ class MessageHandler:
         if self.cluster is not None:
             self.cluster.ended(message.pod, message.ts_ns)
 
-    def _on_evicted(self, message: messages.Evicted) -> None:
+    def _on_gone(self, message: messages.Gone) -> None:
         if self.cluster is not None:
-            self.cluster.ended(message.pod, message.gone_ns)
+            self.cluster.ended(message.pod, message.ts_ns)
         eviction = self._evictions.pop(str(message.id), None)
-        fields = {key: value for key, value in _present(message).items() if key != "pod"}
-        known = eviction.pod if eviction is not None else getattr(self.node.pods.get(message.pod), "pod", None)
-        fields |= {"uid": message.pod, "pod": label(known) if known is not None else None}
-        self.log.info("evicted", **fields)
+        fields = {key: value for key, value in _present(message).items() if key not in ("ts_ns", "pod_name")}
+        self.log.info("evicted", **fields | {"gone_ns": message.ts_ns, "uid": message.pod, "pod": message.pod_name})
         if eviction is not None:
             self.files.submit(lambda: self.store.finish(eviction, message._asdict()))
         found = self.node.pods.get(message.pod)

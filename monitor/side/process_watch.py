@@ -22,7 +22,7 @@ from monitor.kernel.cgroupfs import GONE
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import OomEvent
 from monitor.link import messages
-from monitor.link.messages import Decision, Evicted, State, Suspended
+from monitor.link.messages import Decision, Gone, State, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
@@ -79,12 +79,12 @@ class VictimMarks:
 
     # the loop's
 
-    def take(self, message: State | Decision | Evicted | Suspended) -> frozenset[str]:
+    def take(self, message: State | Decision | Gone | Suspended) -> frozenset[str]:
         """A message of the hot process; gives the uids whose values are not their own until they are in `restored`."""
         if isinstance(message, Decision):
             if not message.observed and message.pod in self._wanted:
                 self._leaving.append(message.pod)
-        elif isinstance(message, Evicted):
+        elif isinstance(message, Gone):
             if message.pod in self._leaving:
                 self._leaving.remove(message.pod)
         else:
@@ -284,7 +284,7 @@ class OverBudget:
 #: the one before: a package manager may have begun in it.
 DOUBT_S, NEXT_DOUBT_S = 5.0, 1.0
 #: Messages that say which pod the policy would evict next.
-_OF_MARKS = messages.State | messages.Decision | messages.Evicted | messages.Suspended
+_OF_MARKS = messages.State | messages.Decision | messages.Gone | messages.Suspended
 
 
 class ProcessWatch:

@@ -18,7 +18,7 @@ from monitor.link.messages import (
     NAMES,
     Bad,
     Decision,
-    Evicted,
+    Gone,
     Message,
     RaceMessage,
     Record,
@@ -118,7 +118,7 @@ class Races:
         if self.recorder is not None:
             self.recorder.handle(message)
         self._received += isinstance(message, RaceMessage)
-        if isinstance(message, Evicted):
+        if isinstance(message, Gone):
             self.stalls.acted(time.monotonic_ns())
         elif isinstance(message, Decision) and not message.observed:
             self.stalls.acted(time.monotonic_ns(), message.pod)

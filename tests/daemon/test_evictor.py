@@ -79,7 +79,7 @@ def test_it_is_looked_after_when_that_is_due_or_the_last_has_ended(pod: Path) ->
         held, bench.held = bench.held, 0
         bench.evictor.pending.look(2)
         assert bench.messages() == ["evicted"]
-        assert (bench.sent[-1].gone_ns, bench.sent[-1].settled_ns, bench.sent[-1].freed) == (1, 2, held)
+        assert (bench.sent[-1].ts_ns, bench.sent[-1].settled_ns, bench.sent[-1].freed) == (1, 2, held)
 
 
 def test_a_stuck_pod_is_reported_when_it_goes_and_wakes_nobody_for_ever(pod: Path) -> None:

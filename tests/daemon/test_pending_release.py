@@ -22,7 +22,7 @@ from monitor.hot.pending_release import (
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.domains import Reading
-from monitor.link.messages import NAMES, Evicted
+from monitor.link.messages import NAMES, Gone
 from monitor.policy.pending_release import Coming, waits
 from tests.daemon.stand_ins import outbox
 
@@ -63,7 +63,7 @@ class World:
 
     def evicted(self, name: str) -> None:
         held = self.held[name]
-        self.pending.ended(name, held, held, self.now, Evicted(1, name, self.now, [], 0))
+        self.pending.ended(name, held, held, self.now, Gone(self.now, name, name, id=1))
 
     def look(self, after_ms: float = 1) -> Coming | None:
         self.now += int(after_ms * MS)

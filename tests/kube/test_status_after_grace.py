@@ -11,7 +11,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kube.cluster import ClusterConfig
-from monitor.link.messages import Evicted, Signalled
+from monitor.link.messages import Gone, Signalled
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
@@ -88,7 +88,7 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, files: Worker, tmp
     kind = "soft" if given_s else "hard"
     assert handler.handle(DECISION._replace(observed=False, kind=kind, given_s=given_s, signalled_ns=3))
     assert handler.handle(Signalled(4, "uid-a", "default/a", 9))
-    assert handler.handle(Evicted(1, "uid-a", 5, [], 0))
+    assert handler.handle(Gone(5, "uid-a", "shop/a", id=1))
     assert begun == [("uid-a", 3, given_s > 0)]
     assert ended == [("uid-a", 4), ("uid-a", 5)]
 

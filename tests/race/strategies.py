@@ -1,5 +1,6 @@
 """Any stream of events: every kind with every field, few pods, pids and domains so that they meet."""
 
+from collections.abc import Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
@@ -51,7 +52,7 @@ _NUMBERS: dict[str, st.SearchStrategy[int]] = {
 
 
 def _field(name: str, hint: Any) -> st.SearchStrategy[Any]:
-    if hint == Rows:
+    if hint == Rows or get_origin(hint) is Sequence:
         return st.just(())
     options = [h for h in get_args(hint) if h is not type(None)]
     if options and get_origin(hint) is not tuple:

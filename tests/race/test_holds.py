@@ -55,23 +55,6 @@ def test_what_was_held_before_the_threshold_was_met() -> None:
     assert found.summary.startswith("Relieved: growth was held before the threshold was met; shop/hog was held for")
 
 
-def test_what_a_pod_did_with_its_grace() -> None:
-    """Processes whose parent read how they ended, and one whose end no process read."""
-    events = (crossing(), hold(0.5), decided(0.6, grace_s=10), signalled(0.7, signal=15))
-    ended = gone(900, exits=((7, 3 << 8), (8, 15), (9, 9)))
-    found = judged(*START, *GROWTH, *events, ended, clear(901), hold_end(902, "gone"), End(ms(9000)))
-    [step] = [step for step in found.steps if step["what"] == "gone"]
-    assert step["exits"][:2] == [
-        {"pid": 7, "exit_code": 3, "signal": None},
-        {"pid": 8, "exit_code": None, "signal": 15},
-    ]
-    assert describe(step) == (
-        "nobody is left of shop/hog; it gave back 500.0Mi; they ended: "
-        "pid 7 with exit code 3, pid 8 by SIGTERM, pid 9 by SIGKILL"
-    )
-    assert describe({**step, "exits": None}) == "nobody is left of shop/hog; it gave back 500.0Mi"
-
-
 END = End(ms(60_000))
 ANSWER = "Cannot evict pod as it would violate the pod's disruption budget."
 KEPT = "a PodDisruptionBudget keeps shop/hog"

@@ -22,6 +22,7 @@ from monitor.side.export.log import Log
 from monitor.side.recording import CONFIG_FIELDS, Reader, Recorder, header
 from tests.filesystems import Mounts
 from tests.race.strategies import streams
+from tests.waiting import until
 
 REALTIME_NS = 1_700_000_000_000_000_000
 CONFIG = RunConfig(eviction_hard={"memory.available": "100Mi"})
@@ -85,8 +86,8 @@ def test_a_rotated_file_stands_alone(
     incidents: list[tuple[int, str]] = []
     for number, event in enumerate(events):
         if number == split:
-            recorder._worker.submit(recorder._writer.flush)
-            recorder._worker.submit(lambda: setattr(recorder._writer, "_file_bytes", 0))  # the next block is too much
+            recorder._queue()
+            recorder._worker.submit(lambda: setattr(recorder._writer, "file_bytes", 0))  # the next block is too much
         recorder.event(event)
         state, over = episode.feed(state, event)
         if number == split:
@@ -113,10 +114,10 @@ def test_files_of_different_runs_are_refused(tmp_path: Path) -> None:
 def test_a_missing_file_in_the_middle_is_a_gap(tmp_path: Path) -> None:
     events = [End(i) for i in range(30)]
     recorder = Recorder(tmp_path / "rec", header(CONFIG, 1, 0), Log(), lambda: True)
-    recorder._writer._file_bytes = 0
+    recorder._writer.file_bytes = 0
     for event in events:
         recorder.event(event)
-        recorder._worker.submit(recorder._writer.flush)
+        recorder._queue()
     recorder.close(TIMEOUT_S)
     found = replayed(tmp_path / "rec.3", tmp_path / "rec", tmp_path / "rec.1")
     assert found.gaps == [[27, 1]]
@@ -139,12 +140,9 @@ def test_a_full_disk_is_reported_once_and_recording_goes_on_when_there_is_room(
     recorder = Recorder(disk / "rec", header(CONFIG, 1, 0), Log(), lambda: True)
     for i in range(3):
         recorder.event(End(i))
-        recorder._worker.submit(lambda: recorder._attempt(recorder._writer.flush))
-    tried = threading.Event()
-    recorder._worker.submit(tried.set)
-    assert tried.wait(TIMEOUT_S)
+        recorder._queue()
+    until(lambda: recorder.dropped == 3, "three tries")
     assert recorder.failing
-    assert recorder.dropped == 3
     assert [path.name for path in disk.iterdir()] == ["ballast"], "no file without a header"
     ballast.unlink()
     recorder.event(End(3))
@@ -170,11 +168,12 @@ def test_a_queue_that_overflows_is_counted_and_a_snapshot_asked_for(tmp_path: Pa
     while not recorder.dropped:
         recorder.event(End(sent))
         sent += 1
+    kept = sent - recorder.dropped
     gate.set()
     recorder.turn()
     assert len(asked) == 2
     recorder.close(TIMEOUT_S)
-    assert replayed(tmp_path / "rec").events == sent - 1
+    assert replayed(tmp_path / "rec").events == kept
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from monitor.actions.oom_values import ScoreNotes
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroupfs
-from monitor.link.messages import Evicted, Suspended
+from monitor.link.messages import Gone, Suspended
 from monitor.pods.model import FoundPod
 from monitor.settings.config import RunConfig
 from monitor.side.process_watch import LOOK_S, VictimMarks
@@ -140,7 +140,7 @@ def test_a_pod_that_is_evicted_keeps_its_mark_until_it_is_gone(bench: Bench) -> 
     bench.marks.take(DECISION._replace(pod="a", observed=False))
     bench.state("b")
     assert bench.values == [1000, 1000, 300]
-    bench.marks.take(Evicted(1, "a", 1, [], 0))
+    bench.marks.take(Gone(1, "a", "a", id=1))
     bench.state("b")
     assert bench.values == [100, 1000, 300]
 
