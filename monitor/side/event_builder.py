@@ -15,7 +15,6 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import Reading
-from monitor.kernel.wire import OomEvent
 from monitor.link import messages
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
@@ -227,28 +226,16 @@ class EventBuilder:
         self._caught_up_ns = 0  # until then late records may arrive
         self._judged_ns: int | None = None  # events up to this were judged
         self._urgent_ns: int | None = None  # when to judge the open episodes, because a process was killed
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            ev.Crossing: self._on_cross,
-            messages.Decision: self._on_decision,
-            messages.Suspended: self._on_suspended,
-            messages.Resumed: self._on_resumed,
-            ev.PodHeld: self._on_held,
-            ev.PodReleased: self._on_released,
-            ev.Signalled: self.feed,
-            ev.Gone: lambda message: self.feed(message._replace(pids=())),
-            ev.Clear: self._on_clear,
-            OomEvent: self._oom_events.handle,
-            messages.Flight: self._on_flight,
-            messages.State: self._on_state,
-        }
+        self._on_signalled, self._on_oomevent = self.feed, self._oom_events.handle
 
     @property
     def open(self) -> bool:
         """Whether hot has to keep what it reported: a stall may last for hours, and hot did not report it."""
         return bool(self._state.waiting) or any(not o.key.startswith(STALL) for o in self._state.open)
 
-    def handle(self, message: messages.Message | messages.Bad) -> None:
-        handler = self._handlers.get(type(message))
+    def handle(self, message: messages.Message) -> None:
+        """`_on_CLASS` makes events of a message, where there is one."""
+        handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
         if handler is not None:
             now = self.now()
             self._clock.look(now)
@@ -353,7 +340,7 @@ class EventBuilder:
     def _on_resumed(self, message: messages.Resumed) -> None:
         self.feed(ev.Suspended(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
-    def _on_released(self, message: ev.PodReleased) -> None:
+    def _on_podreleased(self, message: ev.PodReleased) -> None:
         if (left_out := self._hold_ration.take(message)) is not None:
             instead = self._name_of(message.instead) if message.instead else None
             self.feed(message._replace(instead=instead, left_out=left_out))
@@ -383,12 +370,12 @@ class EventBuilder:
             self._crossed.discard((domain, signal, is_hard))
             self.feed(ev.Clear(now_ns, domain, signal, is_hard, available))
 
-    def _on_cross(self, message: ev.Crossing) -> None:
+    def _on_crossing(self, message: ev.Crossing) -> None:
         self._crossed.add(message.threshold)
         self.feed(message)
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, message.available))
 
-    def _on_held(self, message: ev.PodHeld) -> None:
+    def _on_podheld(self, message: ev.PodHeld) -> None:
         if (left_out := self._hold_ration.take(message)) is None:
             return
         if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
@@ -410,6 +397,9 @@ class EventBuilder:
         if message.signalled_ns is not None:
             number = ev.SIGTERM if grace_s else ev.SIGKILL
             self.feed(ev.Signalled(message.signalled_ns, message.pod, message.name, number))
+
+    def _on_gone(self, message: ev.Gone) -> None:
+        self.feed(message._replace(pids=()))
 
     def _on_clear(self, message: ev.Clear) -> None:
         self._crossed.discard(message.threshold)

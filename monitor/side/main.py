@@ -37,7 +37,6 @@ from monitor.kernel.timer import Timer
 from monitor.link import channel
 from monitor.link.counters import SharedStats
 from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
-from monitor.link.messages import Bad, Message
 from monitor.link.upgrade import refuse_other_code
 from monitor.pods.model import Ends
 from monitor.pods.source import open_for
@@ -145,9 +144,9 @@ class Side:
         started()  # the hot process has what it waits for
         self._open_races()
         self._open_cluster()
-        set_capacity = self.processes.scores.set_capacity
         parts = self.figures, self.holds, self.disks, self.log, self.files
-        self.messages = MessageHandler(*parts, set_capacity, self.reloader.ask, self.cluster)
+        calls = self.processes.scores.set_capacity, self.reloader.ask, self.races.handle
+        self.messages = MessageHandler(*parts, *calls, self.cluster)
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), self.races.fileno()):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
@@ -265,11 +264,7 @@ class Side:
                 self._ending = True
                 return
             self.processes.handle(message)
-            self._handle(message)
-
-    def _handle(self, message: Message | Bad) -> None:
-        if self.messages.handle(message):
-            self.races.handle(message)
+            self.messages.handle(message)
 
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""

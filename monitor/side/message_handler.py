@@ -18,7 +18,7 @@ from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL, OomEvent
 from monitor.link import messages
-from monitor.link.messages import PodHeld, PodReleased, Reread, Resumed, Signalled, Soften, Suspended
+from monitor.link.messages import PodHeld, PodReleased, Reread, Resumed, Signalled, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage, eviction_message
 from monitor.policy.pods import Pod
@@ -87,9 +87,9 @@ LOCAL_STORAGE = "local-storage"
 
 @dataclass(eq=False)
 class MessageHandler:
-    """Takes every message of the hot process. ``files`` writes below the state dir, one job after the other.
-
-    ``set_capacity(bytes)`` takes another size of the node's memory; ``reread()`` has the configuration read again.
+    """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it. ``files`` writes below the
+    state dir, one job after the other. ``set_capacity(bytes)`` takes another size of the node's memory; ``reread()``
+    has the configuration read again.
     """
 
     figures: Figures
@@ -99,6 +99,7 @@ class MessageHandler:
     files: Worker
     set_capacity: Callable[[int], object]
     reread: Callable[[], None]
+    record: Callable[[messages.Message], object]
     cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
@@ -111,46 +112,33 @@ class MessageHandler:
         self.soft_brakes = SoftBrakes(self.node, self.send, self.log)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            messages.LogLine: self._on_log,
-            messages.State: self._on_state,
-            messages.Decision: self._on_decision,
-            Signalled: self._on_killed,
-            messages.Gone: self._on_gone,
-            messages.AskLives: self._on_ask_lives,
-            messages.GiveBack: self._on_giveback,
-            messages.Suspended: self._on_suspended,
-            messages.Resumed: self._on_resumed,
-            messages.Reap: self._on_reap,
-            messages.Reclaim: self._on_reclaim,
-            OomEvent: self._on_oom,
-            Soften: self.soft_brakes.soften,
-            PodHeld: self._on_held,
-            PodReleased: self._on_hold_ended,
-            Reread: lambda _: self.reread(),
-        }
+        self._on_soften = self.soft_brakes.soften
 
     def handle(self, message: messages.Message | messages.Bad) -> bool:
         """Act on one message; whether it could be understood. If not, it is counted and logged, and the next one
         comes anyway.
         """
         if isinstance(message, messages.Bad):
-            return self._cannot_use(message.type, message.problem)
-        handler = self._handlers.get(type(message))
-        try:
-            if handler is not None:
-                handler(message)
-            return True
-        except MonitorError as error:
-            self.log.error(str(error))
-            return False
-        except (LookupError, TypeError, ValueError) as error:
-            return self._cannot_use(messages.NAMES[type(message)], f"{type(error).__name__}: {error}")
-
-    def _cannot_use(self, kind: str, problem: str) -> bool:
+            kind, problem = message.type, message.problem
+        else:
+            kind = messages.NAMES[type(message)]
+            handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
+            try:
+                if handler is not None:
+                    handler(message)
+                self.record(message)
+                return True
+            except MonitorError as error:
+                self.log.error(str(error))
+                return False
+            except (LookupError, TypeError, ValueError, OSError) as error:
+                problem = f"{type(error).__name__}: {error}"
         self.counts.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
+
+    def _on_reread(self, _: Reread) -> None:
+        self.reread()
 
     def _on_resumed(self, message: Resumed) -> None:
         self.log.info("evictions are resumed", reason="", **message._asdict())
@@ -172,10 +160,10 @@ class MessageHandler:
             self.node.takers = found
         self.log.warning("largest memory users outside evictable pods", takers=list(found))
 
-    def _on_held(self, message: PodHeld) -> None:
+    def _on_podheld(self, message: PodHeld) -> None:
         self._pod_event(message, "OutraceHeld", self.holds.held(message))
 
-    def _on_hold_ended(self, message: PodReleased) -> None:
+    def _on_podreleased(self, message: PodReleased) -> None:
         self.soft_brakes.ended(message)
         self._pod_event(message, "OutraceReleased", self.holds.over(message))
 
@@ -184,7 +172,7 @@ class MessageHandler:
             warns = isinstance(message, PodHeld)
             self.cluster.pod_event(message.pod, message.pod_name, reason, text, warns=warns)
 
-    def _on_log(self, message: messages.LogLine) -> None:
+    def _on_logline(self, message: messages.LogLine) -> None:
         (self.log.budget if "pod" in message.fields else self.log)(message.level, message.msg, **message.fields)
 
     def _on_state(self, message: messages.State) -> None:
@@ -258,7 +246,7 @@ class MessageHandler:
                 return threshold.value.shown(decision.capacity)
         return decision.quantity
 
-    def _on_killed(self, message: Signalled) -> None:
+    def _on_signalled(self, message: Signalled) -> None:
         if self.cluster is not None:
             self.cluster.ended(message.pod, message.ts_ns)
 
@@ -274,7 +262,7 @@ class MessageHandler:
         if found is not None:
             self._reclaimer.submit(lambda: self._give_back(found))
 
-    def _on_ask_lives(self, message: messages.AskLives) -> None:
+    def _on_asklives(self, message: messages.AskLives) -> None:
         found = self.node.pods.get(message.pod)
         self.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
 
@@ -316,7 +304,7 @@ class MessageHandler:
                 )
         self.send(messages.Reaped(number))
 
-    def _on_oom(self, event: OomEvent) -> None:
+    def _on_oomevent(self, event: OomEvent) -> None:
         """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
         if event.kind == "reclaim":
             return  # for the record of a race only: it is begun often, and most often it helps

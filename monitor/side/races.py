@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 from monitor.errors import MonitorError
 from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import (
-    NAMES,
-    Bad,
     Decision,
     Gone,
     Message,
@@ -114,7 +112,7 @@ class Races:
             self._kmsg.close()
             self._kmsg = None
 
-    def handle(self, message: Message | Bad) -> None:
+    def handle(self, message: Message) -> None:
         if self.recorder is not None:
             self.recorder.handle(message)
         self._received += isinstance(message, RaceMessage)
@@ -122,15 +120,7 @@ class Races:
             self.stalls.acted(time.monotonic_ns())
         elif isinstance(message, Decision) and not message.observed:
             self.stalls.acted(time.monotonic_ns(), message.pod)
-        try:
-            self.event_builder.handle(message)
-        except (LookupError, TypeError, ValueError, MonitorError, OSError) as error:
-            self.figures.counts.bad_messages += 1
-            self.log.error(
-                "a message cannot be made an event",
-                type=NAMES[type(message)],
-                problem=f"{type(error).__name__}: {error}",
-            )
+        self.event_builder.handle(message)
         if isinstance(message, State) and (message.met, _reason(message)) != self._alerted:
             self._alerts_ns = 0  # an alert about pressure, or suspended evictions, does not wait for a second
 

@@ -32,7 +32,7 @@ from typing import IO, Any, NamedTuple
 
 from monitor import __version__
 from monitor.errors import MonitorError
-from monitor.link.messages import NAMES, Bad, Message, OfPasses, Snapshot
+from monitor.link.messages import NAMES, Message, OfPasses, Snapshot
 from monitor.race.codec import plain
 from monitor.race.episode import State
 from monitor.race.events import Event
@@ -346,7 +346,7 @@ class Recorder:
     def failing(self) -> bool:
         return self._worker.failing is not None
 
-    def handle(self, message: Message | Bad) -> None:
+    def handle(self, message: Message) -> None:
         if not isinstance(message, OfPasses):
             return
         if isinstance(message, Snapshot):

@@ -23,7 +23,6 @@ from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder, Sampler
 from monitor.side.pod_watch import PodSync
-from monitor.side.races import Races
 from tests.filesystems import nested
 from tests.log_lines import LogLines, ignored
 from tests.pods.cluster import a_pod, uid_of
@@ -218,16 +217,17 @@ def test_a_user_with_cgroups_without_end_does_not_hold_up_the_helper(
         assert names.locate(cgroup_id(service))
 
 
-def test_a_message_about_what_cannot_be_read_is_counted(side: Node) -> None:
+def test_a_message_about_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     """The helper does not end by what a user makes."""
 
     def refused(_: object) -> None:
         raise MonitorError("the id cannot be read: File name too long")
 
-    races: Any = SimpleNamespace(recorder=None, _received=0, figures=side.figures, log=side.log)
-    races.event_builder = SimpleNamespace(handle=refused)
-    Races.handle(races, Stored(1))
-    assert side.figures.counts.bad_messages == 1
+    parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(1, tmp_path), 1 << 40, log=LogLines())
+    handler = parts.handler()
+    handler.record = refused
+    assert not handler.handle(Stored(1))
+    assert parts.figures.counts.bad_messages == 1
 
 
 def sampled(directory: Path) -> tuple[Sampler, dict[str, int], list[Any]]:

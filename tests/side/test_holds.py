@@ -215,7 +215,7 @@ def test_the_record_of_a_race_is_not_filled_with_one_pods_holds() -> None:
     made: Any = SimpleNamespace(_hold_ration=HoldRation(), now=lambda: 0)
     made.feed, made._feed_figures, made._name_of = fed.append, lambda _: None, str
     for message in cycles(CYCLES + 1):
-        handle = EventBuilder._on_held if isinstance(message, PodHeld) else EventBuilder._on_released
+        handle = EventBuilder._on_podheld if isinstance(message, PodHeld) else EventBuilder._on_podreleased
         handle(made, message)  # type: ignore[arg-type]
     told = [event for event in fed if isinstance(event, PodHeld | PodReleased)]
     assert [(type(event), event.left_out) for event in told] == [
