@@ -44,11 +44,10 @@ class CgroupNames:
         self._names: dict[int, NamedCgroup] = {}
         self._outside: set[int] = set()  # ids of cgroups that are not below the node
 
-    def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> list[int]:
-        """Learn the cgroups of these pods; cheap when they are those of the last call. Returns new ids within pods."""
+    def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> None:
+        """Learn the cgroups of these pods; cheap when they are those of the last call."""
         if pods is self._pods and kubepods == self._kubepods:
-            return []
-        before = set(self._names)
+            return
         self._pods, self._kubepods = pods, kubepods
         for path, kind in ((self._node, "node"), (kubepods, "kubepods")):
             if path is not None:
@@ -68,7 +67,6 @@ class CgroupNames:
                     break
                 kind = "pods" if self._node in parent.parents else "outside"
                 self._learn(parent, NamedCgroup(self._name(parent), kind), only_new=True)
-        return [at for at, named in self._names.items() if named.pod is not None and at not in before]
 
     def ids(self) -> list[int]:
         return [at for at, named in self._names.items() if named.kind in ("node", "kubepods", "pod")]

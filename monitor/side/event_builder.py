@@ -258,8 +258,7 @@ class EventBuilder:
 
     def update_pods(self) -> None:
         """Learn the pods; cheap when they are those of the last call."""
-        for at in self._names.update(self.node.pods, self.node.kubepods):
-            self.confirmation.known(at, self._names.of_cgroup(at).path)
+        self._names.update(self.node.pods, self.node.kubepods)
 
     def due_s(self) -> float:
         now = self.now()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -39,45 +40,32 @@ from monitor.side.node_state import NodeState
 LOGGED_NS = 1_000_000_000
 #: The count of the victim's cgroup is read after this long.
 COUNTED_NS = 100_000_000
-#: A kill is counted microseconds before it is marked: one this close to the first look may be in it or not.
-UNSURE_NS = 10_000_000
 #: Most cgroups whose kills are counted here; the oldest are forgotten.
 _CGROUPS = 4096
 
 
+@dataclass(eq=False)
 class KillConfirmation:
     """Feeds a `Checked` for every kill, from each source there is. ``has_log``: the kernel's log can be read."""
 
-    def __init__(self, hierarchy: Hierarchy, has_log: bool, feed: Callable[[Checked], None]) -> None:
-        self._hierarchy = hierarchy
-        self._has_log = has_log
-        self._feed = feed
+    hierarchy: Hierarchy
+    has_log: bool
+    feed: Callable[[Checked], None]
+
+    def __post_init__(self) -> None:
         self._awaited: dict[int, Mark] = {}  # by pid of a victim; not in the log yet
         # pid -> when the log had its end, its text, and whether SysRq f asked for it; no mark yet
         self._logged: dict[int, tuple[int, str, bool]] = {}
         self._by_hand = False  # the report that the log is in; the kernel writes one after the other (oom_lock)
         self._uncounted: dict[int, tuple[Mark, int]] = {}  # by pid; with the cgroup's id
-        self._kills: Counter[int] = Counter()  # by cgroup id: a cgroup made anew begins at 0
-        self._base: dict[int, tuple[int, int]] = {}  # cgroup id -> when it was first seen, and its count then
-
-    def known(self, cgroup_id: int, path: str) -> None:
-        """A cgroup is new here: the kills that it has counted by now are earlier ones."""
-        counted = self._ask(cgroup_id, path)
-        if counted is None:
-            return
-        if len(self._base) >= _CGROUPS:
-            del self._base[next(iter(self._base))]
-        self._base[cgroup_id] = (time.monotonic_ns(), counted)
+        self._kills: Counter[int] = Counter()  # seen, by cgroup id: a cgroup made anew begins at 0
 
     def marked(self, mark: Mark, cgroup_id: int) -> None:
         """The OOM killer chose a process of this cgroup; its mark was fed before."""
         pid = mark.victim_pid
-        if self._has_log:
+        if self.has_log:
             self._awaited[pid] = mark
             self._match(pid)
-        base = self._base.get(cgroup_id)
-        if base is not None and mark.ts_ns < base[0] + UNSURE_NS:
-            return  # it may be among what was counted then
         if len(self._kills) >= _CGROUPS:
             self._kills.clear()
         self._kills[cgroup_id] += 1
@@ -102,7 +90,7 @@ class KillConfirmation:
         for pid, mark in list(self._awaited.items()):
             if now_ns - mark.ts_ns > LOGGED_NS:
                 del self._awaited[pid]
-                self._feed(Checked(now_ns, KMSG, pid, False, "the kernel's log has no line about this kill"))
+                self.feed(Checked(now_ns, KMSG, pid, False, "the kernel's log has no line about this kill"))
         self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= LOGGED_NS}
 
     def _match(self, pid: int) -> None:
@@ -110,29 +98,22 @@ class KillConfirmation:
             return
         del self._awaited[pid]
         at, text, by_hand = self._logged.pop(pid)
-        self._feed(Checked(at, KMSG, pid, True, text))
+        self.feed(Checked(at, KMSG, pid, True, text))
         if by_hand:
-            self._feed(Checked(at, KMSG_BY_HAND, pid, True, "SysRq f asked for this kill (order=-1)"))
+            self.feed(Checked(at, KMSG_BY_HAND, pid, True, "SysRq f asked for this kill (order=-1)"))
 
     def _count(self, mark: Mark, cgroup_id: int, now_ns: int) -> None:
-        counted = self._ask(cgroup_id, mark.memcg)
-        if counted is None:
-            return
-        source = "memory.oom_control" if self._hierarchy.version == 1 else "memory.events"
-        seen, base = self._kills[cgroup_id], self._base.get(cgroup_id, (0, 0))[1]
-        earlier = f", {base} of them before it was watched" if base else ""
-        detail = f"{mark.memcg} counts {counted} OOM kills{earlier}, {seen} were seen"
-        self._feed(Checked(now_ns, source, mark.victim_pid, counted - base >= seen, detail))
-
-    def _ask(self, cgroup_id: int, path: str) -> int | None:
-        """The kills a cgroup has counted; None if it is gone, another one by now, or does not count them."""
-        directory = self._hierarchy.root / path.lstrip("/")
-        try:
-            if cgroupfs.cgroup_id(directory) != cgroup_id:
-                return None
-        except cgroupfs.CgroupGone:
-            return None
-        return cgroupfs.oom_kills(self._hierarchy, directory)
+        """Not where the cgroup is gone, is another one by now, or does not count kills. It counts those from before it
+        was watched, too.
+        """
+        directory = self.hierarchy.root / mark.memcg.lstrip("/")
+        with suppress(cgroupfs.CgroupGone):
+            counted = cgroupfs.oom_kills(self.hierarchy, directory)
+            if counted is not None and cgroupfs.cgroup_id(directory) == cgroup_id:
+                source = "memory.oom_control" if self.hierarchy.version == 1 else "memory.events"
+                seen = self._kills[cgroup_id]
+                detail = f"{mark.memcg} counts {counted} OOM kills, {seen} were seen"
+                self.feed(Checked(now_ns, source, mark.victim_pid, counted >= seen, detail))
 
 
 _Kind = TypeVar("_Kind", bound=Timed)
