@@ -186,8 +186,6 @@ def reload(output: str) -> None:
     if found is None:
         raise MonitorError(f"no outrace daemon runs here (no socket answers in {run_dir()})", "start one: outrace run")
     state = _answer(found)
-    if state.get("half_taken"):
-        raise MonitorError(f"reloaded in part: {state['problem']}")
     if state["problem"]:
         raise MonitorError(f"the old configuration stays in force: {state['problem']}")
     changed = list(state["changed"])

@@ -124,7 +124,7 @@ class Side:
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
         self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt)
-        self.reloader = Reloader(node, stats, self.send, self.wake, self.watch, self.log, self._take_config)
+        self.reloader = Reloader(node, stats, self.watch, self.log, self._take_config)
         self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
         self._poll = select.poll()
         self._ending = False
@@ -183,13 +183,10 @@ class Side:
         os.eventfd_read(self._wake_fd)
         if self._failure is not None:
             raise self._failure
-        due = self.reloader.due  # looked at first: the pods that it waits for are among those that are taken
         before = self.node.pods
         self.pods.examine(self.pods.take(), before)
         if self.node.pods is not before:
             self.disks.pods_changed()
-        if due is not None and not self.pods.pending:
-            self.reloader.send_due(due)
 
     def _open_doors(self) -> None:
         """HTTP for scrapers and for commands; and the watch for a hot process that hangs."""

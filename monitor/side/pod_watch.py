@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monitor.errors import MonitorError
+from monitor.kernel.procfs import readable
 from monitor.link import channel
-from monitor.link.messages import PodGone, PodSeen, Synced
+from monitor.link.messages import PodGone, PodSeen, Reconfigure, Synced
 from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
@@ -42,7 +43,7 @@ class PodWatch:
         self._look_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # written, the next look begins at once
         self._wake = wake
         self.looks = 0  # that are over, and what they found can be taken
-        self._found: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Change | Reconfigure | Exception] = queue.SimpleQueue()
         self._began: float | None = None  # when the look that is under way began (monotonic seconds)
         self._known = threading.Event()
 
@@ -59,11 +60,16 @@ class PodWatch:
         if self.source.doubt(uid):
             self.look_soon()
 
+    def hand_on(self, message: Reconfigure) -> None:
+        """Have a message sent after the pods that were found until now. From any thread."""
+        self._found.put(message)
+        self._wake()
+
     def wait_known(self, timeout_s: float) -> bool:
         """Wait for the first complete look; whether there was one."""
         return self._known.wait(timeout_s)
 
-    def take(self) -> Iterator[Change | MonitorError]:
+    def take(self) -> Iterator[Change | Reconfigure | MonitorError]:
         """What was found since the last call, and lists that failed. Raises errors other than MonitorError."""
         while self._found.qsize():
             found = self._found.get()
@@ -85,19 +91,14 @@ class PodWatch:
         poll.register(self._look_fd, select.POLLIN)
         try:
             while True:
-                self._rest(self._look())
+                # Events that others cause take a quarter of a CPU at most; `look_soon` ends the rest.
+                readable(self._look_fd, min(_POLL_S, 3 * self._look()))
                 ready = poll.poll(1000 * max(_POLL_S, self.source.due_s()))
                 if any(fd == self._look_fd for fd, _ in ready):
                     os.eventfd_read(self._look_fd)
         except Exception as error:  # noqa: BLE001 - raised again by `take`: a thread that ends in silence would be worse
             self._found.put(error)
             self._wake()
-
-    def _rest(self, took_s: float) -> None:
-        """After a look, so that events that others cause take a quarter of a CPU at most; `look_soon` ends it."""
-        poll = select.poll()
-        poll.register(self._look_fd, select.POLLIN)
-        poll.poll(1000 * min(_POLL_S, 3 * took_s))
 
     def _look(self) -> float:
         """Look once; the seconds it took."""
@@ -118,7 +119,6 @@ class PodWatch:
 
 
 def pod_message(found: FoundPod, era: Era = CURRENT) -> PodSeen:
-    """What the hot process is sent about a pod."""
     pod = found.pod
     request, nanos = divmod(era.request(pod, "memory").nanos, 10**9)
     return PodSeen(
@@ -150,7 +150,7 @@ class PodSync:
 
     def __post_init__(self) -> None:
         self._era = era(self.node.config.policy)
-        self._unsent: dict[str, bytes] = {}  # uid -> the packet about it
+        self._unsent: dict[str, bytes] = {}  # uid -> the packet about it; "" -> another configuration
 
     @property
     def pending(self) -> bool:
@@ -160,16 +160,21 @@ class PodSync:
         """What the watch found since the last call; the hot process gets it first."""
         total = Change()
         updated: dict[str, FoundPod] = {}
-        for found in self.watch.take():
-            if isinstance(found, MonitorError):
-                self.log.error(str(found))
+        for change in self.watch.take():
+            if isinstance(change, MonitorError):
+                self.log.error(str(change))
                 continue
-            change = self._sendable(found)
+            if isinstance(change, Reconfigure):
+                self._unsent[""] = channel.encode(change)
+                continue
+            gone = [uid for uid in change.removed if uid in self.node.pods]
+            self._unsent |= {uid: channel.encode(PodGone(uid)) for uid in gone}
+            self._unsent |= {one.pod.uid: _packet(pod_message(one, self._era)) for one in change.updated}
             self._update_state(change)
-            for uid in change.removed:
+            for uid in gone:
                 updated.pop(uid, None)  # `examine` forgets first: a pod that it adds after that would stay for ever
             updated |= {one.pod.uid: one for one in change.updated}
-            total.removed.extend(change.removed)
+            total.removed.extend(gone)
             total.problems.extend(change.problems)
             total.errors.extend(change.errors)
         total.updated.extend(updated.values())
@@ -208,28 +213,6 @@ class PodSync:
         node = self.node
         node.kubepods = of_pods(node.hierarchy, node.node_path, node.pods.values(), node.config.cgroup_root)
 
-    def _sendable(self, change: Change) -> Change:
-        """The change without the pods whose message is too large: they are a problem, and not watched.
-
-        A pod with more containers than fit (some 460) is sent without them: outrace measures and kills the pod's
-        own cgroup. Otherwise such a pod would escape the ranking.
-        """
-        pods = self.node.pods
-        sendable = Change([], [uid for uid in change.removed if uid in pods], list(change.problems), change.errors)
-        for found in change.updated:
-            uid = found.pod.uid
-            try:
-                self._unsent[uid] = _packet(pod_message(found, self._era))
-                sendable.updated.append(found)
-            except channel.TooLarge as error:
-                remedy = "give it shorter cgroup paths"
-                sendable.problems.append(f"pod {label(found.pod)} is not watched: {error}; {remedy}")
-                if uid in pods:
-                    sendable.removed.append(uid)
-        for uid in sendable.removed:
-            self._unsent[uid] = channel.encode(PodGone(uid))
-        return sendable
-
     def _update_state(self, change: Change) -> None:
         node, now = self.node, time.time()
         if change.removed or change.updated:
@@ -251,7 +234,9 @@ class PodSync:
 
 
 def _packet(message: PodSeen) -> bytes:
-    """Raises TooLarge."""
+    """A pod with more containers than fit (some 460) is sent without them: outrace measures and kills the pod's own
+    cgroup. Otherwise such a pod would escape the ranking.
+    """
     try:
         return channel.encode(message)
     except channel.TooLarge:

@@ -49,10 +49,9 @@ class Counters(dict[str, int]):
     def set(self, name: str, value: int) -> None:
         self[name] = value
 
-    def taken(self, message: Reconfigure) -> bool:
-        """By a hot process that takes what it is sent."""
+    def hand_on(self, message: Reconfigure) -> None:
+        """To a hot process that takes what it is sent."""
         self.set("config_number", message.number)
-        return True
 
 
 def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None:
@@ -63,7 +62,8 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
         return True
 
     view: Any = SimpleNamespace(config=RunConfig())
-    reloader = Reloader(view, stats, refuse, ignored, None, LogLines(), ignored)
+    watch: Any = SimpleNamespace(hand_on=refuse)
+    reloader = Reloader(view, stats, watch, LogLines(), ignored)
     with pytest.raises(MonitorError, match="no descriptor left"):
         reloader._have_taken(RunConfig())
 
@@ -71,33 +71,35 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
         stats.waits = message.number
         return True
 
-    reloader.send = take
+    watch.hand_on = take
     reloader._have_taken(RunConfig())
     assert stats.get("config_number") > stats.get("config_refused")
 
 
 def asked(view: Any, stats: Any, log: LogLines, take_config: Any = None) -> Reloader:
     """After one request that was answered."""
-    reloader = Reloader(view, stats, stats.taken, ignored, None, log, take_config)
+    reloader = Reloader(view, stats, stats, log, take_config)
     reloader.ask()
     until(lambda: reloader.state.answered == 1, "an answer")
     return reloader
 
 
-def test_what_the_side_cannot_go_by_is_not_called_the_old_configuration(tmp_path: Path) -> None:
-    """The hot process has the new one by then."""
+def test_what_the_helper_cannot_go_by_is_in_force_nowhere(tmp_path: Path) -> None:
     before = started("eviction-hard: memory.available<100Mi\n", tmp_path)
     write(tmp_path, "own.yaml", "eviction-hard: memory.available<200Mi\n")
     stats, log = Counters(), LogLines()
 
-    def full(_: RunConfig) -> None:
-        raise OSError(28, "No space left on device")
+    def full(config: RunConfig) -> None:
+        if config is not before:
+            raise OSError(28, "No space left on device")
 
-    reloader = asked(SimpleNamespace(config=before), stats, log, full)
-    assert (reloader.state.half_taken, reloader.state.refused, reloader.state.taken) == (True, 1, 0)
-    assert log.matching("the configuration is reloaded in part") == [{"problem": (problem := reloader.state.problem)}]
-    assert "evictions go by the new configuration" in problem
-    assert "No space left on device" in problem
+    view = SimpleNamespace(config=before)
+    reloader = asked(view, stats, log, full)
+    assert (reloader.state.refused, reloader.state.taken) == (1, 0)
+    [told] = log.matching("the configuration is not reloaded; the old one stays in force")
+    assert "No space left on device" in told["problem"]
+    assert view.config is before
+    assert "config_number" not in stats
 
 
 def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     stats, log = Counters(), LogLines()
 
     view: Any = SimpleNamespace(config=over_the_kernels_share(config, 80 * MIB))
-    reloader = Reloader(view, stats, stats.taken, ignored, None, log, ignored)
+    reloader = Reloader(view, stats, stats, log, ignored)
     until(lambda: len(shares) == 1 and log.lines, "the third look")
     [(_, msg, fields)] = log.lines
     assert msg == "the default threshold follows the kernel's memory"
@@ -128,7 +130,7 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
     monkeypatch.setattr(meminfo, "kernels_share", lambda **_: looks.append(1) or 900 * MIB)
     config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
     view, log = SimpleNamespace(config=config), LogLines()
-    Reloader(view, Counters(), lambda _: True, ignored, None, log, ignored)
+    Reloader(view, Counters(), None, log, ignored)
     until(lambda: len(looks) > 2, "several looks")
     assert (view.config, log.lines) == (config, [])
 
