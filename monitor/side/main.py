@@ -44,7 +44,7 @@ from monitor.pods.spec import CLUSTER, check_spec
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.garbage import Garbage
+from monitor.side.garbage import collect_rarely
 from monitor.side.health import Health, HotWatch
 from monitor.side.holds import Holds
 from monitor.side.left_changes import LeftChanges, wait_for_next_s
@@ -150,14 +150,13 @@ class Side:
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), self.races.fileno()):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
-        garbage = Garbage()
+        collect_rarely()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         self.heartbeat.enter(TURNING)
         while not self._ending:
             self._guarded(self.processes.settle)
             self._turn(self._wait())
-            garbage.turn(not self.races.event_builder.open)
 
     def _turn(self, ready: set[int]) -> None:
         self.health.turns += 1
@@ -230,7 +229,6 @@ class Side:
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        """Write the queued files and log lines, for a bounded time."""
         self.heartbeat.enter(ENDING)
         self.daemon_socket.close()
         self.processes.close(_CLOSE_S)
@@ -248,7 +246,6 @@ class Side:
         self._ending = True
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """A step that fails is an error in the log; the next turn tries again."""
         try:
             step()
         except MonitorError as error:
