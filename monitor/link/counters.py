@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from bisect import bisect_left
+from typing import get_args
 
 from monitor.kernel.troubles import CALLS
 from monitor.kernel.wire import OomEvent
@@ -78,23 +79,8 @@ COUNTERS = (
     "published_ns",
 )
 #: Messages for the side, as they are counted when they are dropped; an `oom` message by the step it reports.
-MESSAGES = (
-    "cross",
-    "clear",
-    "decision",
-    "killed",
-    "evicted",
-    "oom_mark",
-    "oom_kill",
-    "oom_exit",
-    "oom_reclaim",
-    "flight",
-    "state",
-    "log",
-    "reap",
-    "reclaim",
-    "braked",
-    "other",
+MESSAGES = tuple(
+    sorted({*(NAMES[cls] for cls in get_args(HotMessage)), "oom_mark", "oom_kill", "oom_exit", "oom_reclaim"} - {"oom"})
 )
 HISTOGRAMS = ("detection_us", "kill_us", "hold_us", "gone_us", "memory_return_us")
 
@@ -133,8 +119,7 @@ class SharedStats:
 
     def dropped(self, message: HotMessage) -> None:
         self.add("channel_dropped")
-        kind = f"oom_{message.kind}" if isinstance(message, OomEvent) else NAMES[type(message)]
-        self.add(f"dropped_{kind}" if kind in MESSAGES else "dropped_other")
+        self.add(f"dropped_{f'oom_{message.kind}' if isinstance(message, OomEvent) else NAMES[type(message)]}")
 
     def set(self, name: str, value: int) -> None:
         self._view[_SLOTS[name]] = value
