@@ -136,7 +136,6 @@ class NodeState:
 
 
 def label(pod: Pod) -> str:
-    """How a pod is called in logs and incidents."""
     return f"{pod.namespace}/{pod.name}"
 
 
@@ -165,7 +164,6 @@ class Counts:
 
     decisions: Counter[str] = field(default_factory=Counter)  # by signal
     oom_kills: Counter[str] = field(default_factory=Counter)  # by scope
-    kills_outside_node: int = 0  # by the OOM killer, outside the cgroup that is the node
     given_back_bytes: int = 0  # left by evicted pods, and reclaimed by the kernel on request
     bad_messages: int = 0  # of the hot process, that could not be used
 

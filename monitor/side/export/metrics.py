@@ -216,8 +216,6 @@ class Metrics(Collector):
         yield counter("oom_kills", text, {scope: counts.oom_kills[scope] for scope in SCOPES}, "scope")
         text = "Memory of ended pods that reclaim freed (mostly page cache), since the helper started."
         yield counter("given_back_bytes", text, counts.given_back_bytes)
-        text = "Processes killed by the OOM killer outside the node's cgroup, since the helper started."
-        yield counter("oom_kills_elsewhere", text, counts.kills_outside_node)
 
     def _records(self) -> Iterator[Metric]:
         stats, kernel = self.figures.stats, self.figures.counted()
