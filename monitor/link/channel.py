@@ -72,7 +72,6 @@ def send(sock: socket.socket, message: Message) -> bool:
 
 
 def send_packet(sock: socket.socket, packet: bytes) -> bool:
-    """Send what `encode` made; False if the other end is full or gone."""
     try:
         sock.send(packet)
     except OSError:

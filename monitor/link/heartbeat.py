@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from monitor.kernel.timer import Timer
@@ -72,39 +73,38 @@ def _in_syscall(pid: int) -> bool | None:
     return None if first == b"running" else first != b"-1"
 
 
+@dataclass(eq=False)
 class HeartbeatWatch:
     """The hot process's look at the pings of one side after the other. ``timer`` is the one that they wind up."""
 
-    def __init__(self, stats: SharedStats, timer: Timer) -> None:
-        self._stats = stats
-        self._timer = timer
-        self.next_ns: int | None = None  # when to look again; None: when the timer has run out
-        self._began_ns = 0
-        self._ping_ns = -1  # the ping after which it was last seen to use no CPU time yet
-        self._cpu_ns = 0  # then
-        self._first: tuple[int, Evidence] | None = None  # of the evidence on this missed ping
+    stats: SharedStats
+    timer: Timer
+    next_ns: int | None = None  # when to look again; None: when the timer has run out
+    _began_ns: int = 0
+    _ping_ns: int = -1  # the ping after which it was last seen to use no CPU time yet
+    _cpu_ns: int = 0  # then
+    _first: tuple[int, Evidence] | None = None  # of the evidence on this missed ping
 
     def begin(self, now_ns: int) -> None:
         self._began_ns, self.next_ns = now_ns, None
         self._ping_ns, self._cpu_ns, self._first = -1, 0, None
-        self._stats.set("side_heartbeat_ns", 0)
-        self._stats.set("side_stage", STARTING)
-        self._timer.set(MISSED_NS)
+        self.stats.set("side_heartbeat_ns", 0)
+        self.stats.set("side_stage", STARTING)
+        self.timer.set(MISSED_NS)
 
     def missed(self) -> None:
-        """The timer ran out: look now."""
-        self._timer.acknowledge()
+        self.timer.acknowledge()
         self.next_ns = 0
 
     def look(self, now_ns: int, pid: int) -> str:
         """Why the side ``pid`` hangs; "" while it does not, or that is not known yet."""
         self.next_ns = None
-        ping_ns = max(self._began_ns, self._stats.get("side_heartbeat_ns"))
-        stage = self._stats.get("side_stage")
+        ping_ns = max(self._began_ns, self.stats.get("side_heartbeat_ns"))
+        stage = self.stats.get("side_stage")
         left_ns = ping_ns + (ENDING_NS if stage == ENDING else MISSED_NS) - now_ns
         if left_ns > 0:
             self._first = None
-            self._timer.set(left_ns)
+            self.timer.set(left_ns)
             return ""
         found = examine(pid)
         self.next_ns = now_ns + _CLOSER_NS
@@ -114,7 +114,7 @@ class HeartbeatWatch:
         since_ns, first = self._first
         if found.runs != first.runs or found.state == "R":
             self._first = (now_ns, found)  # it moves, or waits for a CPU; what it has used stays counted
-            least = max(SPENT_NS, self._stats.get("side_start_cpu_ns")) if stage != STARTING else SPENT_AT_START_NS
+            least = max(SPENT_NS, self.stats.get("side_start_cpu_ns")) if stage != STARTING else SPENT_AT_START_NS
             spent_ns = found.cpu_ns - self._cpu_ns
             return f"used {spent_ns / 1e9:.1f} s of CPU time in one turn" if spent_ns >= least else ""
         if now_ns - since_ns < _WINDOW_NS:
@@ -126,20 +126,20 @@ class HeartbeatWatch:
         return ""
 
 
+@dataclass(eq=False)
 class Heartbeat:
-    def __init__(self, stats: SharedStats, timer: Timer) -> None:
-        self._stats = stats
-        self._timer = timer
+    stats: SharedStats
+    timer: Timer
 
     def ping(self) -> None:
         now_ns = time.monotonic_ns()
         # A system call is no part of every message.
-        if now_ns - self._stats.get("side_heartbeat_ns") > HEARTBEAT_NS // 8:
-            self._timer.set(MISSED_NS)
-        self._stats.set("side_heartbeat_ns", now_ns)
+        if now_ns - self.stats.get("side_heartbeat_ns") > HEARTBEAT_NS // 8:
+            self.timer.set(MISSED_NS)
+        self.stats.set("side_heartbeat_ns", now_ns)
 
     def enter(self, stage: int) -> None:
         if stage == TURNING:
-            self._stats.set("side_start_cpu_ns", time.process_time_ns())
-        self._stats.set("side_stage", stage)
+            self.stats.set("side_start_cpu_ns", time.process_time_ns())
+        self.stats.set("side_stage", stage)
         self.ping()

@@ -36,7 +36,6 @@ class HeldPod(Record):
 
 
 def held_pods(f: Facts) -> tuple[HeldPod, ...]:
-    """Every hold of an episode, in order."""
     begun = [e for e in f.episode.events if isinstance(e, PodHeld)]
     first = {(e.pod, e.hold): e for e in reversed(begun)}
     last = {(e.pod, e.hold): e for e in begun}
@@ -65,7 +64,6 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
 
 
 def _lasts_ms(f: Facts, at_ns: int) -> float | None:
-    """How long the domain's memory would have lasted at its growth before the hold."""
     rate = growth(f.usage, at_ns)
     before = [used for ts, used in f.usage if ts <= at_ns]
     if rate is None or f.limit is None or not before:

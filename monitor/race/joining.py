@@ -176,7 +176,6 @@ def _lasts(o: Open, event: ev.Event) -> bool:
 
 
 def _indexed(o: Open, event: ev.Event, bounds: Bounds) -> Open:
-    """The episode, with the indexes for an event that was just added."""
     if isinstance(event, ev.Ranked):
         return replace(o, ranked_ns=event.ts_ns)
     if not isinstance(event, ev.Mark | ev.Kill):

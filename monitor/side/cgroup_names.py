@@ -53,15 +53,9 @@ class CgroupNames:
             if path is not None:
                 self._learn(path, NamedCgroup(self._name(path), kind))
         for uid, found in pods.items():
-            title = label(found.pod)
             ids = iter(found.cgroup_ids)
             for path, kind in ((found.cgroup, "pod"), *((p, "container") for p in found.containers.values())):
-                at = next(ids, None)
-                named = NamedCgroup(self._name(path), kind, uid, title)
-                if at is not None:
-                    self._put(at, named)
-                else:
-                    self._learn(path, named)
+                self._learn(path, NamedCgroup(self._name(path), kind, uid, label(found.pod)), next(ids, None))
             for parent in found.cgroup.parents:
                 if not parent.is_relative_to(self._hierarchy.root):
                     break
@@ -76,10 +70,8 @@ class CgroupNames:
         found = self._names.get(cgroup_id)
         if found is not None:
             return found
-        if pod is not None and pod in self._pods:
-            known = self._pods[pod]
-            title = label(known.pod)
-            return NamedCgroup(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, title)
+        if pod is not None and (known := self._pods.get(pod)) is not None:
+            return NamedCgroup(f"{self._name(known.cgroup)}/#{cgroup_id}", "container", pod, label(known.pod))
         return NamedCgroup(f"#{cgroup_id}", "outside")
 
     def knows(self, cgroup_id: int) -> bool:
@@ -119,13 +111,10 @@ class CgroupNames:
 
     def _within(self, path: Path) -> NamedCgroup:
         """The name of a cgroup that is no known pod's or container's: part of the pod it lies in, or "outside"."""
-        known = next((one for one in self._above(path) if one.pod is not None), None)
-        if known is not None:
-            return NamedCgroup(self._name(path), "container", known.pod, known.name)
-        return NamedCgroup(self._name(path), "outside")
+        known = next((one for one in self._above(path) if one.pod is not None), NamedCgroup("", ""))
+        return NamedCgroup(self._name(path), "outside" if known.pod is None else "container", known.pod, known.name)
 
     def _above(self, path: Path) -> Iterator[NamedCgroup]:
-        """The known cgroups above ``path``, the nearest first."""
         for above in path.parents:
             at = _id(above)
             if at is not None and at in self._names:
@@ -144,8 +133,8 @@ class CgroupNames:
                 return found
         return self.of_cgroup(cgroup_id)
 
-    def _learn(self, path: Path, named: NamedCgroup, only_new: bool = False) -> None:
-        at = _id(path)
+    def _learn(self, path: Path, named: NamedCgroup, at: int | None = None, *, only_new: bool = False) -> None:
+        at = _id(path) if at is None else at
         if at is not None and not (only_new and at in self._names):
             self._put(at, named)
 

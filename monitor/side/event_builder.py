@@ -9,7 +9,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
@@ -257,23 +257,15 @@ class EventBuilder:
             self.feed(ev.KubeletEvicted(now, pod, name, message))
 
     def update_pods(self) -> None:
-        """Learn the pods; cheap when they are those of the last call."""
         self._names.update(self.node.pods, self.node.kubepods)
 
     def due_s(self) -> float:
-        now = self.now()
-        due = self._sampler.due_ns()
-        if self.open:
-            due = min(due, self._ticked_ns + TICK_NS)
-        if self._urgent_ns is not None:
-            due = min(due, self._urgent_ns)
-        stopping_ns = self._oom_events.stopping_pods.due_ns()
-        if stopping_ns is not None:
-            due = min(due, stopping_ns)
-        due = max(due, self._caught_up_ns)
+        ticks_ns = self._ticked_ns + TICK_NS if self.open else None
+        dues = self._sampler.due_ns(), ticks_ns, self._urgent_ns, self._oom_events.stopping_pods.due_ns()
+        due = max(min(due for due in dues if due is not None), self._caught_up_ns)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns + PATIENCE_NS)
-        return max(0.0, (due - now) / 1e9)
+        return max(0.0, (due - self.now()) / 1e9)
 
     def _is_pressed(self) -> bool:
         """Also just after: a pod that obeys a kubelet's SIGTERM frees its memory before its sandbox is killed."""

@@ -9,6 +9,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -81,23 +82,20 @@ class Latest(Generic[T]):
             return value, final
 
 
+@dataclass(eq=False)
 class Judge:
     """Judges episodes one after the other. ``on_incident`` gets each, in the thread that judged it."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        log: Log,
-        on_incident: Callable[[dict[str, Any]], None],
-    ) -> None:
-        self._config = config.pass_config()
-        self._log = log
+    config: RunConfig
+    log: Log
+    on_incident: Callable[[dict[str, Any]], None]
+
+    def __post_init__(self) -> None:
         # For the metrics; margins are by verdict.
         self.verdicts, self.flags = dict.fromkeys(VERDICTS, 0), dict.fromkeys(FLAGS, 0)
         self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
         self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
-        self._on_incident = on_incident
-        self.store = IncidentStore(Path(config.state_dir) / "incidents.db", log=log)
+        self.store = IncidentStore(Path(self.config.state_dir) / "incidents.db", log=self.log)
         self._episodes: Latest[Episode] = Latest(_QUEUE)
         self._incidents: Latest[dict[str, Any]] = Latest(_QUEUE)
         self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
@@ -109,13 +107,10 @@ class Judge:
         self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
         self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
 
-    def take_config(self, config: RunConfig) -> None:
-        self._config = config.pass_config()
-
     def submit(self, found: Episode, final: bool) -> None:
         """Judge an episode; one that is not over is judged again when it is."""
         if not self._episodes.put((found.domain, found.start_ns), found, final):
-            self._log.error("too many episodes at once: one that is over is not judged", waiting=_QUEUE)
+            self.log.error("too many episodes at once: one that is over is not judged", waiting=_QUEUE)
         self._worker.submit(self._judge_next)
 
     def close(self, timeout_s: float) -> None:
@@ -132,7 +127,7 @@ class Judge:
         lost = {*([] if unstored is None else [str(unstored["id"])]), *map(str, self._incidents.waiting())}
         unjudged = 0 if judged else 1 + len(self._episodes.waiting())
         if lost or unjudged:
-            self._log.error("the monitor ends before everything is stored", incidents=sorted(lost), unjudged=unjudged)
+            self.log.error("the monitor ends before everything is stored", incidents=sorted(lost), unjudged=unjudged)
 
     @property
     def idle(self) -> bool:
@@ -149,7 +144,6 @@ class Judge:
             self._judge(*waiting)
 
     def _store_next(self) -> None:
-        """Store one incident. If the disk refuses, try again later."""
         if self._unstored is None:
             waiting = self._incidents.take()
             if waiting is None:
@@ -160,9 +154,9 @@ class Judge:
 
     def _judge(self, found: Episode, final: bool) -> None:
         try:
-            incident = verdict(found, self.offset_ns, self._config if final else None)
+            incident = verdict(found, self.offset_ns, self.config.pass_config() if final else None)
         except Exception as error:  # noqa: BLE001 - a defect in judging must not cost the next incident its verdict
-            self._log.error(
+            self.log.error(
                 "an episode could not be judged", domain=found.domain, problem=f"{type(error).__name__}: {error}"
             )
             return
@@ -178,9 +172,9 @@ class Judge:
         self._incidents.put(incident.id, made, final)
         self._files.submit(self._store_next)
         try:
-            self._on_incident(made)
+            self.on_incident(made)
         except MonitorError as error:
-            self._log.error(str(error))
+            self.log.error(str(error))
 
     def _count(self, incident: Incident) -> None:
         self.verdicts[incident.verdict] += 1
@@ -192,18 +186,17 @@ class Judge:
             self.margin_bytes[incident.verdict].observe(abs(incident.margin_bytes))
 
     def _log_incident(self, incident: Mapping[str, Any], final: bool) -> None:
-        """Log one line at a kill, one when the verdict changes, and one when the episode is over."""
         if not final and self._logged.get(incident["id"]) == incident["verdict"]:
             return
         if not final:
             self._logged[incident["id"]] = incident["verdict"]
         level = "info" if incident["verdict"] in ("relieved", "own_limit") else "warning"
         keys = ("id", "verdict", "flags", "domain", "margin_bytes", "margin_ms", "observed", "advice")
-        self._log(level, "incident", final=final, **{key: incident[key] for key in keys}, summary=incident["summary"])
+        self.log(level, "incident", final=final, **{key: incident[key] for key in keys}, summary=incident["summary"])
 
     def _store_failed(self, error: OSError) -> None:
         path = str(self.store.path)
-        self._log.failed("incidents cannot be stored; trying again", error, path=path, every_s=_RETRY_S)
+        self.log.failed("incidents cannot be stored; trying again", error, path=path, every_s=_RETRY_S)
 
 
 # What makes a time of CLOCK_MONOTONIC, which everything is recorded in, a Unix time; and when that changes.
@@ -217,17 +210,11 @@ _CLOSE_NS, _TRIES = 50_000, 5
 
 def wall_offset_ns() -> int:
     """CLOCK_REALTIME less CLOCK_MONOTONIC, in nanoseconds."""
-    best = None
-    for _ in range(_TRIES):
-        before = time.monotonic_ns()
-        wall = time.time_ns()
-        after = time.monotonic_ns()
-        found = (after - before, wall - (before + after) // 2)
-        best = found if best is None else min(best, found)
-        if best[0] <= _CLOSE_NS:
-            break
-    assert best is not None
-    return best[1]
+    found = list[tuple[int, int]]()
+    while len(found) < _TRIES and not any(took <= _CLOSE_NS for took, _ in found):
+        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        found.append((after - before, wall - (before + after) // 2))
+    return min(found)[1]
 
 
 class WallClock:

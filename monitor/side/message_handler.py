@@ -87,9 +87,9 @@ LOCAL_STORAGE = "local-storage"
 
 @dataclass(eq=False)
 class MessageHandler:
-    """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it. ``files`` writes below the
-    state dir, one job after the other. ``set_capacity(bytes)`` takes another size of the node's memory; ``reread()``
-    has the configuration read again.
+    """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it. ``files`` writes below
+    the state dir, one job after the other. ``set_capacity(bytes)`` takes another size of the node's memory;
+    ``reread()`` has the configuration read again.
     """
 
     figures: Figures
@@ -128,10 +128,7 @@ class MessageHandler:
                     handler(message)
                 self.record(message)
                 return True
-            except MonitorError as error:
-                self.log.error(str(error))
-                return False
-            except (LookupError, TypeError, ValueError, OSError) as error:
+            except (MonitorError, LookupError, TypeError, ValueError, OSError) as error:
                 problem = f"{type(error).__name__}: {error}"
         self.counts.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
@@ -240,11 +237,9 @@ class MessageHandler:
 
     def _quantity(self, decision: messages.Decision) -> Quantity | int:
         """The threshold's value in the spelling it was configured with, as the kubelet prints it."""
-        for threshold in self.node.thresholds:
-            same = threshold.signal == decision.signal and threshold.hard == (decision.kind == "hard")
-            if same and threshold.quantity(decision.capacity) == decision.quantity:
-                return threshold.value.shown(decision.capacity)
-        return decision.quantity
+        capacity, wanted = decision.capacity, (decision.signal, decision.kind == "hard", decision.quantity)
+        found = (t for t in self.node.thresholds if (t.signal, t.hard, t.quantity(capacity)) == wanted)
+        return next((t.value.shown(capacity) for t in found), decision.quantity)
 
     def _on_signalled(self, message: Signalled) -> None:
         if self.cluster is not None:
@@ -258,9 +253,6 @@ class MessageHandler:
         self.log.info("evicted", **fields | {"gone_ns": message.ts_ns, "uid": message.pod, "pod": message.pod_name})
         if eviction is not None:
             self.files.submit(lambda: self.store.finish(eviction, message._asdict()))
-        found = self.node.pods.get(message.pod)
-        if found is not None:
-            self._reclaimer.submit(lambda: self._give_back(found))
 
     def _on_asklives(self, message: messages.AskLives) -> None:
         found = self.node.pods.get(message.pod)
@@ -268,22 +260,17 @@ class MessageHandler:
 
     def _on_giveback(self, message: messages.GiveBack) -> None:
         """An evicted pod keeps some of its memory: without a reclaim the next pod may be evicted for it."""
-        found, number = self.node.pods.get(message.pod), message.id
+        found = self.node.pods.get(message.pod)
+        self._reclaimer.submit(lambda: self._give_back(found, message.id))
 
-        def reclaim() -> None:
-            if found is not None:
-                self._give_back(found)
-            self.send(messages.Reclaimed(number))
-
-        self._reclaimer.submit(reclaim)
-
-    def _give_back(self, found: FoundPod) -> None:
+    def _give_back(self, found: FoundPod | None, number: int) -> None:
         from monitor.actions.reap import give_back
 
-        given = give_back(found.cgroup)
-        if given:
+        given = 0 if found is None else give_back(found.cgroup)
+        if found is not None and given:
             self.counts.given_back_bytes += given
             self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
+        self.send(messages.Reclaimed(number))
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
@@ -305,16 +292,12 @@ class MessageHandler:
         self.send(messages.Reaped(number))
 
     def _on_oomevent(self, event: OomEvent) -> None:
-        """One step of an OOM kill: ``mark`` (the kernel chose a victim), ``kill`` (SIGKILL generated), ``exit``."""
-        if event.kind == "reclaim":
-            return  # for the record of a race only: it is begun often, and most often it helps
-        if is_outside_node(event, self.node.config.node_cgroup):
-            if event.kind == "mark" and not event.exiting:
-                self.counts.kills_outside_node += 1
-                self.log.budget("info", "OOM kill on this machine outside the node's cgroup", victim=event.victim_comm)
+        # A reclaim is for the record of a race only: it is begun often, and most often it helps.
+        if event.kind == "reclaim" or is_outside_node(event, self.node.config.node_cgroup):
             return
-        uid = event.pod or self._owner(event.victim_cgroup)
-        found = self.node.pods.get(uid) if uid is not None else None
+        pods = self.node.pods
+        owners = (one for one in pods.values() if event.victim_cgroup in one.cgroup_ids)
+        found = pods.get(event.pod) if event.pod else next(owners, None)
         pod = label(found.pod) if found is not None else event.pod_name
         if event.kind != "mark":
             # Only the mark knows whose limit was hit and what the victim held.
@@ -340,10 +323,6 @@ class MessageHandler:
         else:
             self.counts.oom_kills[scope] += 1
         self.log.budget(level, text, pod=pod, scope=scope, **fields)
-
-    def _owner(self, cgroup: int) -> str | None:
-        """Uid of the pod that a pod's or container's cgroup belongs to, by the cgroup's id."""
-        return next((uid for uid, found in self.node.pods.items() if cgroup in found.cgroup_ids), None)
 
 
 def _present(message: messages.Message) -> dict[str, Any]:

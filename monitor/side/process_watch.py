@@ -145,14 +145,14 @@ class VictimMarks:
         failures = self.failures
         for uid, found in wanted.items():  # first: one pod is marked all the time
             if uid not in self._marks:
-                self._try(uid, lambda uid=uid, found=found: self._mark(uid, found))  # type: ignore[misc]
+                self._try(uid, self._mark, uid, found)
         for uid in list(self._asked - wanted.keys()):
             self._restore(uid)
         if not self._marks:
             return LOOK_S if self.failures > failures else None
         if self._clock() >= self._looked + LOOK_S:
             for uid, mark in list(self._marks.items()):
-                self._try(uid, lambda mark=mark: self._journal.look_again(mark))  # type: ignore[misc]
+                self._try(uid, self._journal.look_again, mark)
             self._looked = self._clock()
         return max(0.0, self._looked + LOOK_S - self._clock())
 
@@ -190,9 +190,9 @@ class VictimMarks:
         self._restored.append(uid)
         self._wake_loop()
 
-    def _try(self, uid: str, step: Callable[[], object]) -> None:
+    def _try(self, uid: str, step: Callable[..., object], *given: object) -> None:
         try:
-            step()
+            step(*given)
         except (OSError, MonitorError) as error:
             if isinstance(error, OSError) and error.errno in GONE:
                 return  # the pod is gone: the loop will remove it
@@ -287,26 +287,25 @@ DOUBT_S, NEXT_DOUBT_S = 5.0, 1.0
 _OF_MARKS = messages.State | messages.Decision | messages.Gone | messages.Suspended
 
 
+@dataclass(eq=False)
 class ProcessWatch:
     """What the helper's loop does about processes. ``marks``: None where the OOM killer is not guided."""
 
-    def __init__(
-        self,
-        node: NodeState,
-        figures: Figures,
-        log: Log,
-        wake: Callable[[], None],
-        doubt: Callable[[str], None],
-    ) -> None:
-        config = node.config
-        self._figures, self._log, self._doubt_pod = figures, log, doubt
+    node: NodeState
+    figures: Figures
+    log: Log
+    wake: Callable[[], None]
+    doubt: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        node, log, config = self.node, self.log, self.node.config
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
         about = node.hierarchy, node.capacity, self._notes, log.budget, era(config.policy)
         self.scores = OomScores(*about)
-        self.marks = VictimMarks(node, log, wake) if config.enforce else None
+        self.marks = VictimMarks(node, log, self.wake) if config.enforce else None
         if self.marks is not None:
             self.marks.start()
-        self.over = OverBudget(node, figures, log, self.scores.look_around)
+        self.over = OverBudget(node, self.figures, log, self.scores.look_around)
         self._feed: ProcessFeed | None = None
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 
@@ -314,9 +313,9 @@ class ProcessWatch:
         from monitor.actions import procfeed
 
         try:
-            self._feed = procfeed.open_feed(self._figures.pins, self.scores, self._log)
+            self._feed = procfeed.open_feed(self.figures.pins, self.scores, self.log)
         except MonitorError as error:
-            self._log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
+            self.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
 
     def fileno(self) -> int | None:
         """Readable when processes appeared; None where the kernel does not report them."""
@@ -341,7 +340,7 @@ class ProcessWatch:
         for uid in _first(message):
             if time.monotonic() >= at + (DOUBT_S if uid == before else NEXT_DOUBT_S):
                 self._doubted = uid, time.monotonic()
-                self._doubt_pod(uid)
+                self.doubt(uid)
 
     def settle(self) -> None:
         """Look at the processes that are due. Raises MonitorError."""

@@ -91,7 +91,7 @@ class Races:
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
-        self.judge.take_config(config)
+        self.judge.config = config
         self.alerts.take_receivers(config.alertmanagers, config.webhooks)
 
     def start(self) -> None:

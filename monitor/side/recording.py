@@ -25,6 +25,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -57,36 +58,29 @@ _SHAPE = {"n": int, "k": str, "v": dict}  # of a record
 _UNREADABLE = (EOFError, OSError, zlib.error)
 
 
+@dataclass(eq=False)
 class Writer:
     """Writes blocks of records into FILE and its rotated forerunners; from one thread.
 
     ``header`` is made part of every file's header. ``on_new()`` is called when a file was begun after the first one.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        header: Mapping[str, Any],
-        on_new: Callable[[], None] = lambda: None,
-        file_bytes: int = FILE_BYTES,
-        files: int = FILES,
-    ) -> None:
-        self._path = path
-        self._header = header
-        self._on_new = on_new
-        self._file_bytes = file_bytes
-        self._files = files
-        self._fd = -1
-        self._size = 0  # of the present file, up to the end of its last good block
-        self._part = 0  # of the next file
-        self.written = 0  # bytes, over all files
-        self.lost = 0  # records that could not be written
+    path: Path
+    header: Mapping[str, Any]
+    on_new: Callable[[], None] = lambda: None
+    file_bytes: int = FILE_BYTES
+    files: int = FILES
+    written: int = 0  # bytes, over all files
+    lost: int = 0  # records that could not be written
+    _fd: int = -1
+    _size: int = 0  # of the present file, up to the end of its last good block
+    _part: int = 0  # of the next file
 
     def write(self, first: int, lines: list[bytes]) -> None:
         """Write a block, of records from number ``first`` on. Raises OSError: these are lost, the next call tries."""
         try:
             block = _block(first, lines)
-            if self._size + len(block) > self._file_bytes:
+            if self._size + len(block) > self.file_bytes:
                 self.close()
             if self._fd < 0:
                 self._begin(first)
@@ -104,24 +98,24 @@ class Writer:
         """Begin a new file; the old ones move up, the oldest is deleted."""
         self._make_room()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._path, flags, 0o640)
+        self._fd = os.open(self.path, flags, 0o640)
         self._size = 0
-        header = json.dumps({**self._header, "part": self._part, "first": first}, separators=(",", ":")).encode()
+        header = json.dumps({**self.header, "part": self._part, "first": first}, separators=(",", ":")).encode()
         try:
             self._append(MAGIC + f"{VERSION}\n".encode() + _block(first, [header]))
         except OSError:
             self.close()
-            self._path.unlink(missing_ok=True)  # an empty file is of no use, and costs an old one its place
+            self.path.unlink(missing_ok=True)  # an empty file is of no use, and costs an old one its place
             raise
         self._part += 1
         if self._part > 1:
-            self._on_new()
+            self.on_new()
 
     def _make_room(self) -> None:
         """Rename FILE.2 to FILE.3 and so on, so that FILE is free."""
-        if not os.path.lexists(self._path):
+        if not os.path.lexists(self.path):
             return
-        names = [self._path, *(self._path.with_name(f"{self._path.name}.{i}") for i in range(1, self._files))]
+        names = [self.path, *(self.path.with_name(f"{self.path.name}.{i}") for i in range(1, self.files))]
         taken = next((i for i, name in enumerate(names) if not os.path.lexists(name)), len(names) - 1)
         for name in names[: taken + 1]:
             _check_replaceable(name)
@@ -335,7 +329,6 @@ class Recorder:
 
     @property
     def dropped(self) -> int:
-        """Records that found no room in the queue or on the disk."""
         return self._not_queued + self._writer.lost + self._hot_missed
 
     @property

@@ -1,6 +1,5 @@
 """The real helper process: messages it cannot use, how it ends, what it loads; and what it logs."""
 
-import dataclasses
 import json
 import os
 import signal
@@ -110,10 +109,8 @@ def test_a_pod_fills_no_log(node: Node) -> None:
     for kind in kinds:
         made = oom(kind=kind, invoker_pid=7, invoker_comm="x")
         for n in range(most):
-            event = dataclasses.replace(made.event, victim_pid=n)
-            hot.send(made._replace(pod="uid-a", pod_name="default/a", event=event))
-    event = dataclasses.replace(made.event, victim_pid=4711)
-    hot.send(made._replace(pod="uid-b", pod_name="default/b", event=event))
+            hot.send(made._replace(pod="uid-a", pod_name="default/a", victim_pid=n))
+    hot.send(made._replace(pod="uid-b", pod_name="default/b", victim_pid=4711))
     assert "pod=default/b" in hot.wait_for_log("victim_pid=4711")
     found = metrics(hot)
     assert value(found, "pod_over_budget_total", namespace="default", pod="a", what="log_lines")
