@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.actions.status import EvictedPod, StatusStore
 from monitor.errors import MonitorError
-from monitor.kernel import cgroup_procs, cgroupfs, meminfo
+from monitor.kernel import cgroup_procs, meminfo
 from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL, OomEvent
@@ -25,7 +25,6 @@ from monitor.policy.pods import Pod
 from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
-from monitor.race.badness import Process
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.holds import Holds, SoftBrakes
@@ -40,35 +39,13 @@ if TYPE_CHECKING:
 _NAMED = 3
 
 
-def takers(node: NodeState, figures: Figures) -> tuple[str, ...]:
-    """The largest users of the node's memory that cannot be evicted: critical pods, and cgroups that are in no pod.
-
-    Each with its bytes and its largest process.
-    """
+def takers(node: NodeState) -> tuple[str, ...]:
+    """The largest processes that cannot be evicted, of critical pods and in no pod, with what each has in memory."""
     pods, rules = node.pods, era(node.config.policy)
-    groups: dict[str, list[Process]] = {}
-    for process in candidates(node.hierarchy, node.node_path, pod_owners(pods)):
-        if process.pod is None:
-            groups.setdefault(process.cgroups[0], []).append(process)
-        elif process.pod in pods and rules.is_critical(pods[process.pod].pod):
-            groups.setdefault(str(pods[process.pod].cgroup), []).append(process)
-    sized = [
-        (_bytes(node, figures, Path(path), inside), path, max(inside, key=lambda p: p.rss))
-        for path, inside in groups.items()
-    ]
-    return tuple(
-        f"{largest.comm} (pid {largest.pid}) in {largest.pod_name or path}: {size} bytes"
-        for size, path, largest in sorted(sized, key=lambda row: (-row[0], row[1]))[:_NAMED]
-    )
-
-
-def _bytes(node: NodeState, figures: Figures, path: Path, processes: list[Process]) -> int:
-    """The working set of a cgroup that has only these processes; the sum of their RSS where it may count others too."""
-    if path not in (node.node_path, node.hierarchy.root) and not list(cgroupfs.descendants(path)):
-        reading = figures.used(path)
-        if reading is not None:
-            return reading.working_set
-    return sum(p.rss for p in processes)
+    found = candidates(node.hierarchy, node.node_path, pod_owners(pods))
+    outside = [p for p in found if p.pod is None or (p.pod in pods and rules.is_critical(pods[p.pod].pod))]
+    largest = sorted(outside, key=lambda p: -p.rss)[:_NAMED]
+    return tuple(f"{p.comm} (pid {p.pid}) in {p.pod_name or p.cgroups[0]}: {p.rss} bytes" for p in largest)
 
 
 def lives_on(cgroup: Path) -> bool:
@@ -149,7 +126,7 @@ class MessageHandler:
     def _look_for_takers(self) -> None:
         """By a thread: reading the processes of the node may take some milliseconds."""
         try:
-            found = takers(self.node, self.figures)
+            found = takers(self.node)
         except MonitorError as error:  # the worker's thread would end with it
             self.log.warning("what takes the memory is not known", problem=str(error))
             return
