@@ -27,10 +27,7 @@ class StalledPod(Record):
     over: str
 
 
-def stalled_pod(f: Facts) -> StalledPod | None:
-    """None where no pod stalled."""
-    if not f.stalls:
-        return None
+def stalled_pod(f: Facts) -> StalledPod:
     last = f.stalls[-1]
     ms = round(((last.ts_ns if last.over else f.episode.end_ns) - last.since_ns) / 1e6, 3)
     return StalledPod(last.pod_name, last.share, ms, last.cause_name, last.why, last.lacks, last.grew, last.over)
@@ -39,7 +36,6 @@ def stalled_pod(f: Facts) -> StalledPod | None:
 def sentence(f: Facts) -> str:
     """The first part of the summary."""
     found = stalled_pod(f)
-    assert found is not None
     waited = f"{found.pod} waited for memory for {span(found.ms * 1e6)}, up to {found.share:.0%} of the time"
     return f"Stalled: {waited}; {_because(found)}; {_ended_by(found)}"
 
@@ -68,7 +64,6 @@ def _ended_by(found: StalledPod) -> str:
 def remedy(f: Facts) -> list[str]:
     """What would have prevented it."""
     found = stalled_pod(f)
-    assert found is not None
     if found.why == OWN_LIMIT:
         return [f"Raise the memory limit of {found.pod}: its files and memory do not fit."]
     if found.why == THROTTLED:

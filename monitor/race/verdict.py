@@ -67,7 +67,7 @@ def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = 
         reported_evicted=tuple(dict.fromkeys(e.pod_name for e in episode.events if isinstance(e, KubeletEvicted))),
         holds=held_pods(f),
         memory=memory(f),
-        stall=stalled_pod(f),
+        stall=stalled_pod(f) if f.stalls else None,
         refused=tuple(dict.fromkeys(name for e in episode.events if isinstance(e, Refused) for name in e.pods)),
     )
 

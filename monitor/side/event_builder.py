@@ -125,20 +125,20 @@ class Sampler:
         self.feed(sample)
 
 
+@dataclass
 class Losses:
     """What was dropped anywhere: by the programs, or between the hot process and here."""
 
-    def __init__(self, figures: Figures, now_ns: int) -> None:
-        self._figures = figures
-        self._lost: Counter[str] | None = None
-        self._lost_ns = now_ns
+    figures: Figures
+    _lost_ns: int
+    _lost: Counter[str] | None = None
 
     def poll(self, now_ns: int) -> list[Lost]:
         """What was dropped since the last poll; the first one finds nothing new."""
         lost: Counter[str] = Counter()
         for message, name in _DROPPED.items():
-            lost[name] += self._figures.stats.get(f"dropped_{message}")
-        counted = self._figures.counted()
+            lost[name] += self.figures.stats.get(f"dropped_{message}")
+        counted = self.figures.counted()
         for which, name in _LOST.items():
             lost[name] += counted.get(f"lost_{which}", 0)
         fresh = {name: n - self._lost[name] for name, n in lost.items()} if self._lost is not None else {}
@@ -147,9 +147,8 @@ class Losses:
         return found
 
 
-# The thresholds in force, as events: thresholds of the configuration, and those that only a kubelet would have.
 def watched(node: NodeState, message: messages.State, now_ns: int) -> Iterator[Watched]:
-    """Every memory threshold of a domain that the hot process watches."""
+    """The memory thresholds in force: of the configuration, and those that only a kubelet would have."""
     there = {threshold.signal for threshold in node.thresholds}
     compared = [threshold for threshold in kubelets(node.thresholds) if threshold.signal not in there]
     for threshold in (*node.thresholds, *compared):

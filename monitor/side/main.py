@@ -8,6 +8,7 @@ and started again, it sends all pods anew. It ends when the channel closes, beca
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import suppress
 
@@ -44,7 +45,6 @@ from monitor.pods.spec import CLUSTER, check_spec
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.garbage import collect_rarely
 from monitor.side.health import Health, HotWatch
 from monitor.side.holds import Holds
 from monitor.side.left_changes import LeftChanges, wait_for_next_s
@@ -79,6 +79,20 @@ _CLOSE_S = 2.0
 _INCIDENTS_S = 8.0
 #: How long a message to the hot process may wait for room.
 _SEND_TIMEOUT_S = 2
+#: New objects, some 5 MB, beyond which the interpreter looks for cycles. It does where most is allocated, at an
+#: eviction, and that delays every thread: with its own 700, and all objects looked at, 10 to 60 ms with 10 pods.
+NEW_OBJECTS = 50_000
+#: How soon a thread gives way to another one: at the interpreter's own 5 ms each answer of the API server that a thread
+#: has waited for costs up to 5 ms beside a thread that computes.
+SWITCH_S = 0.0005
+
+
+def collect_rarely() -> None:
+    """Collect cycles only beyond `NEW_OBJECTS`, and never what exists now."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, 10, 10)
 
 
 class Side:
@@ -116,15 +130,13 @@ class Side:
         self.holds = Holds(node, self.log, self.send, config.holds)
         self._failure: Exception | None = None  # that one of the threads died of
         self.disks = DiskWatch(config, disks, lambda: node.pods, self.send, self._failed, self.log)
-        #: What takes another configuration, as far as it is there yet.
-        self._takers: list[Callable[[RunConfig], object]] = [self.disks.take_config]
         found = hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(config.state_dir)
         ends = Ends(lambda *about: self.inbox.report(about), self.holds.evicted)
         self.watch = PodWatch(open_for(config, *found, ends), self.wake)
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
         self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt)
-        self.reloader = Reloader(node, stats, self.watch, self.log, self._take_config)
+        self.reloader = Reloader(node, stats, self.watch, self.log, [self.disks.take_config])
         self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
         self._poll = select.poll()
         self._ending = False
@@ -280,7 +292,7 @@ class Side:
         from monitor.side.races import Races
 
         self.races = Races(self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send)
-        self._takers.append(self.races.take_config)
+        self.reloader.takers.append(self.races.take_config)
         self.races.start()
 
     def _open_cluster(self) -> None:
@@ -301,10 +313,6 @@ class Side:
             # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
             own = self.cluster.name if self.cluster is not None and self.config.taints_node else ""
             start_removal(state_dir, self.log, own)
-
-    def _take_config(self, config: RunConfig) -> None:
-        for take in self._takers:
-            take(config)
 
     def _failed(self, error: Exception) -> None:
         self._failure = error

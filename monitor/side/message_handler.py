@@ -18,7 +18,6 @@ from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
 from monitor.kernel.wire import SI_KERNEL, OomEvent
 from monitor.link import messages
-from monitor.link.messages import PodHeld, PodReleased, Reread, Resumed, Signalled, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage, eviction_message
 from monitor.policy.pods import Pod
@@ -111,14 +110,14 @@ class MessageHandler:
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
 
-    def _on_reread(self, _: Reread) -> None:
+    def _on_reread(self, _: messages.Reread) -> None:
         self.reread()
 
-    def _on_resumed(self, message: Resumed) -> None:
+    def _on_resumed(self, message: messages.Resumed) -> None:
         self.log.info("evictions are resumed", reason="", **message._asdict())
         self.node.takers = ()
 
-    def _on_suspended(self, message: Suspended) -> None:
+    def _on_suspended(self, message: messages.Suspended) -> None:
         fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
         self.log.warning("evictions are suspended: they would not help", kubelet_would_evict=message.name, **fields)
         self._takers.submit(self._look_for_takers)
@@ -134,16 +133,16 @@ class MessageHandler:
             self.node.takers = found
         self.log.warning("largest memory users outside evictable pods", takers=list(found))
 
-    def _on_podheld(self, message: PodHeld) -> None:
+    def _on_podheld(self, message: messages.PodHeld) -> None:
         self._pod_event(message, "OutraceHeld", self.holds.held(message))
 
-    def _on_podreleased(self, message: PodReleased) -> None:
+    def _on_podreleased(self, message: messages.PodReleased) -> None:
         self.soft_brakes.ended(message)
         self._pod_event(message, "OutraceReleased", self.holds.over(message))
 
-    def _pod_event(self, message: PodHeld | PodReleased, reason: str, text: str) -> None:
+    def _pod_event(self, message: messages.PodHeld | messages.PodReleased, reason: str, text: str) -> None:
         if text and self.cluster is not None:
-            warns = isinstance(message, PodHeld)
+            warns = isinstance(message, messages.PodHeld)
             self.cluster.pod_event(message.pod, message.pod_name, reason, text, warns=warns)
 
     def _on_logline(self, message: messages.LogLine) -> None:
@@ -218,7 +217,7 @@ class MessageHandler:
         found = (t for t in self.node.thresholds if (t.signal, t.hard, t.quantity(capacity)) == wanted)
         return next((t.value.shown(capacity) for t in found), decision.quantity)
 
-    def _on_signalled(self, message: Signalled) -> None:
+    def _on_signalled(self, message: messages.Signalled) -> None:
         if self.cluster is not None:
             self.cluster.ended(message.pod, message.ts_ns)
 

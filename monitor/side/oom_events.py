@@ -160,37 +160,34 @@ class OomEvents:
         self.stopping_pods = StoppingPods(self.node, self.feed)
 
     def handle(self, event: OomEvent) -> None:
-        kind, pod = event.kind, event.pod
+        kind, at = event.kind, event.oom_cgroup
         if not self._is_of_the_node(event):
             return
-        if kind == "mark" and not pod:  # a service's cgroup is not known by its id yet
-            for at in filter(None, (event.victim_cgroup, event.oom_cgroup)):
-                self.names.locate(at)
+        if kind == "mark" and not event.pod:  # a service's cgroup is not known by its id yet
+            for one in filter(None, (event.victim_cgroup, at)):
+                self.names.locate(one)
         # No daemon ran: what led to it, and what was decided, was not seen. Without BPF other things are missing.
         unseen = ("cross", "decision") if event.while_away and kind == "mark" else ()
         missing = (what for what in event.missing if what in ("cross", "oom", "kill", "exit", "decision", "reclaim"))
         for what in (*unseen, *missing):
             self.feed(Lost(event.ts_ns, event.ts_ns - 1, what, 1))
-        victim = self.names.of_cgroup(event.victim_cgroup, pod)
+        victim = self.names.of_cgroup(event.victim_cgroup, event.pod)
+        event = event._replace(pod=event.pod or victim.pod, pod_name=event.pod_name or victim.name)
+        limit = self.names.of_cgroup(at, event.pod) if at else NamedCgroup("global", "global")
         if kind == "reclaim":
-            limit = self.names.of_cgroup(event.oom_cgroup) if event.oom_cgroup else None
-            memcg = "global" if limit is None else limit.path
-            self.feed(Reclaim(event.ts_ns, memcg, limit.pod if limit is not None else None))
+            self.feed(Reclaim(event.ts_ns, limit.path, limit.pod))
         elif kind == "kill":
             self._on_kill(event, victim)
         elif kind == "exit":
-            owner = (pod or victim.pod, event.pod_name or victim.name)
-            self.feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, *owner))
+            self.feed(Exit(event.ts_ns, event.victim_pid, event.victim_comm, event.pod, event.pod_name))
         else:
-            self._on_mark(event, victim)
+            self._on_mark(event, victim, limit)
 
     def _on_kill(self, event: OomEvent, victim: NamedCgroup) -> None:
         sender = event.invoker_pid
         kill = made(
             Kill,
             event._asdict(),
-            pod=event.pod or victim.pod,
-            pod_name=event.pod_name or victim.name,
             memcg=victim.path,
             sender_pid=sender,
             sender_comm=event.invoker_comm,
@@ -217,27 +214,23 @@ class OomEvents:
             return not at or self.names.knows(at)
         return not at or self.names.locate(at) or self.names.locate(event.victim_cgroup)
 
-    def _on_mark(self, event: OomEvent, victim: NamedCgroup) -> None:
+    def _on_mark(self, event: OomEvent, victim: NamedCgroup, limit: NamedCgroup) -> None:
         self.feed(ranked(event.ts_ns, event.order))
-        pod = event.pod or victim.pod
         at = event.oom_cgroup
-        limit = self.names.of_cgroup(at, pod) if at else None
         same = event.invoker_cgroup == event.victim_cgroup
         invoker = victim if same else self.names.of_process(event.invoker_pid, event.invoker_cgroup)
         mark = made(
             Mark,
             event._asdict(),
-            pod=pod,
-            pod_name=event.pod_name or victim.name,
             memcg=victim.path,
             rss=event.anon_rss + event.file_rss + event.shmem_rss,
             invoker_pod=invoker.name,
-            scope="global" if limit is None else limit.kind,
-            oom_path=None if limit is None else limit.path,
+            scope=limit.kind,
+            oom_path=limit.path if at else None,
             oom_usage=event.oom_usage if at else None,
             oom_limit=event.oom_limit if at else None,
             group=self._is_group(victim),
-            held=pod is not None and self.node.is_at_cap(pod, event.oom_limit),
+            held=event.pod is not None and self.node.is_at_cap(event.pod, event.oom_limit),
         )
         self.feed(mark)
         if not event.exiting and not event.while_away:  # no daemon read the log then

@@ -21,8 +21,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import GONE
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import OomEvent
-from monitor.link import messages
-from monitor.link.messages import Decision, Gone, State, Suspended
+from monitor.link.messages import Bad, Decision, Gone, Message, State, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
@@ -284,7 +283,7 @@ class OverBudget:
 #: the one before: a package manager may have begun in it.
 DOUBT_S, NEXT_DOUBT_S = 5.0, 1.0
 #: Messages that say which pod the policy would evict next.
-_OF_MARKS = messages.State | messages.Decision | messages.Gone | messages.Suspended
+_OfMarks = State | Decision | Gone | Suspended
 
 
 @dataclass(eq=False)
@@ -327,15 +326,15 @@ class ProcessWatch:
         self.over.records_came()
         self._feed.consume()
 
-    def handle(self, message: messages.Message | messages.Bad | None) -> None:
-        if isinstance(message, messages.State):
+    def handle(self, message: Message | Bad | None) -> None:
+        if isinstance(message, State):
             self._doubt(message)
         if isinstance(message, OomEvent):
             self.over.records_came()
-        elif self.marks is not None and isinstance(message, _OF_MARKS):
+        elif self.marks is not None and isinstance(message, _OfMarks):
             self.scores.raised = self.marks.take(message)
 
-    def _doubt(self, message: messages.State) -> None:
+    def _doubt(self, message: State) -> None:
         before, at = self._doubted
         for uid in _first(message):
             if time.monotonic() >= at + (DOUBT_S if uid == before else NEXT_DOUBT_S):

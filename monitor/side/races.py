@@ -61,7 +61,7 @@ class Races:
         self.alerts = AlertSender(
             config.alertmanagers, config.webhooks, log, self._node_name, runbooks=config.runbook_url
         )
-        self.judge = Judge(config, log, self._on_incident)
+        self.judge = Judge(config, log, self.on_incident)
         self._kmsg: Kmsg | None = None
         try:
             self._kmsg = Kmsg()
@@ -166,7 +166,7 @@ class Races:
         if isinstance(event, Crossing):
             self.forecaster.crossed(event)
 
-    def _on_incident(self, incident: dict[str, Any]) -> None:
+    def on_incident(self, incident: dict[str, Any]) -> None:
         for alert in alerts_for(incident, self._node_name):
             self.alerts.fire(alert)
 

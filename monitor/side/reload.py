@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import NamedTuple
 
 from monitor.errors import MonitorError
@@ -27,8 +26,8 @@ from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState
 from monitor.side.pod_watch import PodWatch
 
-#: Pauses between checks whether the hot process has applied it: it does in its next turn, or a debugger stops it.
-_POLL_S, _SLOW_POLL_S, _QUICK = 0.005, 0.25, 200
+#: Pause between checks whether the hot process has applied it: it does in its next turn, or a debugger stops it.
+_POLL_S = 0.02
 #: Seconds between two looks at what the kernel keeps for itself.
 FOLLOW_S = 60.0
 #: The default threshold follows in steps of this, at least.
@@ -51,13 +50,13 @@ class Reloads(NamedTuple):
 
 @dataclass(eq=False)
 class Reloader:
-    """`state` is replaced as a whole. ``take_config`` gives it to what does not read the state."""
+    """`state` is replaced as a whole. ``takers``: what takes another configuration, as far as it is there yet."""
 
     node: NodeState
     stats: SharedStats
     watch: PodWatch
     log: Log
-    take_config: Callable[[RunConfig], object]
+    takers: list[Callable[[RunConfig], object]]
 
     def __post_init__(self) -> None:
         self._wake = threading.Condition()
@@ -143,7 +142,8 @@ class Reloader:
         to end: the look under way may be of before.
         """
         before, self.node.config, self.node.thresholds = self.node.config, config, config.thresholds()
-        self.take_config(config)
+        for take in self.takers:
+            take(config)
         if config.pods == SERVICES and [*config.services.items()] != [*before.services.items()]:
             self.watch.source.rules = config.services
             enough = self.watch.look_soon() + 2
@@ -160,17 +160,11 @@ class Reloader:
         except channel.TooLarge as error:
             raise MonitorError(f"too large to change while running: {error.message}", "restart outrace") from None
         self.watch.hand_on(message)
-        self._wait(number)
-
-    def _wait(self, number: int) -> None:
-        """Wait for the hot process, which answers in its next turn. Raises MonitorError where it refuses."""
-        # For ever: once it is sent, the hot process may apply it at any time.
-        for pause_s in chain(repeat(_POLL_S, _QUICK), repeat(_SLOW_POLL_S)):
-            if self.stats.get("config_number") == number:
-                return
+        # Wait for ever: once it is sent, the hot process may apply it at any time.
+        while self.stats.get("config_number") != number:
             if self.stats.get("config_refused") == number:
                 raise MonitorError(
                     "the hot process has no descriptor left for it, or is of another version than the helper process",
                     "try again: outrace reload; if that is refused too, restart outrace",
                 )
-            time.sleep(pause_s)
+            time.sleep(_POLL_S)

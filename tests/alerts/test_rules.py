@@ -163,7 +163,7 @@ def exported_names(state_dir: Path) -> set[str]:
     node, figures, holds, log = parts.node, parts.figures, parts.holds, parts.log
     races, worker = parts.races(), Worker("none")
     cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"), worker)  # not asked
-    reloader = Reloader(node, figures.stats, parts.watch, log, ignored)
+    reloader = Reloader(node, figures.stats, parts.watch, log, [])
     own = ProcessWatch(node, figures, log, ignored, ignored), reloader, worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
     metrics = Metrics(parts.health, holds, log, *own, http, lambda: (races, cluster))

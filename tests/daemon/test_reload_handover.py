@@ -29,7 +29,7 @@ from monitor.side.export.log import Log
 from monitor.side.reload import Reloader
 from tests.daemon.config_files import started, write
 from tests.daemon.stand_ins import outbox
-from tests.log_lines import LogLines, ignored
+from tests.log_lines import LogLines
 from tests.waiting import until
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -63,7 +63,7 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
 
     view: Any = SimpleNamespace(config=RunConfig())
     watch: Any = SimpleNamespace(hand_on=refuse)
-    reloader = Reloader(view, stats, watch, LogLines(), ignored)
+    reloader = Reloader(view, stats, watch, LogLines(), [])
     with pytest.raises(MonitorError, match="no descriptor left"):
         reloader._have_taken(RunConfig())
 
@@ -76,9 +76,9 @@ def test_the_answer_to_a_refused_one_is_not_taken_for_that_to_the_next() -> None
     assert stats.get("config_number") > stats.get("config_refused")
 
 
-def asked(view: Any, stats: Any, log: LogLines, take_config: Any = None) -> Reloader:
+def asked(view: Any, stats: Any, log: LogLines, *takers: Any) -> Reloader:
     """After one request that was answered."""
-    reloader = Reloader(view, stats, stats, log, take_config)
+    reloader = Reloader(view, stats, stats, log, [*takers])
     reloader.ask()
     until(lambda: reloader.state.answered == 1, "an answer")
     return reloader
@@ -111,7 +111,7 @@ def test_the_default_threshold_follows_what_the_kernel_keeps(monkeypatch: pytest
     stats, log = Counters(), LogLines()
 
     view: Any = SimpleNamespace(config=over_the_kernels_share(config, 80 * MIB))
-    reloader = Reloader(view, stats, stats, log, ignored)
+    reloader = Reloader(view, stats, stats, log, [])
     until(lambda: len(shares) == 1 and log.lines, "the third look")
     [(_, msg, fields)] = log.lines
     assert msg == "the default threshold follows the kernel's memory"
@@ -130,7 +130,7 @@ def test_a_threshold_that_was_given_or_is_recorded_follows_nothing(
     monkeypatch.setattr(meminfo, "kernels_share", lambda **_: looks.append(1) or 900 * MIB)
     config = over_the_kernels_share(dataclasses.replace(started(text, tmp_path), pods="services"), 80 * MIB)
     view, log = SimpleNamespace(config=config), LogLines()
-    Reloader(view, Counters(), None, log, ignored)
+    Reloader(view, Counters(), None, log, [])
     until(lambda: len(looks) > 2, "several looks")
     assert (view.config, log.lines) == (config, [])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from monitor.side.garbage import MOST, SWITCH_S, collect_rarely
+from monitor.side.main import NEW_OBJECTS, SWITCH_S, collect_rarely
 
 
 class Cycle:
@@ -31,8 +31,8 @@ def test_a_cycle_goes_when_many_objects_are_new(rarely: None) -> None:
     kept = []
     while left() is not None:
         kept.append([[]])
-        assert len(kept) <= MOST
-    assert len(kept) > MOST // 4
+        assert len(kept) <= NEW_OBJECTS
+    assert len(kept) > NEW_OBJECTS // 4
 
 
 def test_what_was_there_at_the_start_is_not_looked_at_again(rarely: None) -> None:
