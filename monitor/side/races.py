@@ -149,10 +149,10 @@ class Races:
             self.stalls.acted(time.monotonic_ns(), about.pod if isinstance(about, Decision) else "")
         if isinstance(about, Decision):  # accepted by the API server: its time stands for the kubelet's SIGTERM
             self.event_builder.handle(about)
-        elif isinstance(about, tuple):
-            self.event_builder.on_kubelet_eviction(*about)
-        else:
+        elif isinstance(about, Refused | Gone | Stalled):
             self.event_builder.feed(about)
+        else:
+            self.event_builder.on_kubelet_eviction(*about)
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""
