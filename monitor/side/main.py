@@ -68,8 +68,6 @@ _RESEND_S = 1.0
 _FIRST_LOOK_S = 2.0
 #: Pause between two tries to write to a state dir that is full or read-only.
 _RETRY_S = 5.0
-#: Messages taken from the channel before the other descriptors have their turn.
-_BATCH = 64
 #: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
 #: kept 2 CPUs busy a reader came so late that 171 did not fit into 1024.
 _LINES = 4096
@@ -264,7 +262,7 @@ class Side:
             self.log.error(str(error))
 
     def _read_channel(self) -> None:
-        for message in channel.drain(self.sock, _BATCH):
+        for message in channel.drain(self.sock):
             self.heartbeat.ping()
             if message is None:
                 self._ending = True
