@@ -352,7 +352,6 @@ class Decider:
     def helper_lost(self) -> None:
         """The helper is gone: what it sent counts no more."""
         self._disks.forget()
-        self.holds.helper_lost()
         self.run_pass()
 
     def reconfigure(self, after: PassConfig) -> None:
