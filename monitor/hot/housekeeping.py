@@ -47,9 +47,8 @@ class Sweeps:
     between: Callable[[], object]
 
     def __post_init__(self) -> None:
-        self._waiting: list[Callable[[], None]] = []  # for the one that runs
-        self._later: list[Callable[[], None]] = []  # for the one after it
-        self._again = False
+        self._waiting: list[Callable[[], object]] = []  # for the one that runs
+        self._later: list[Callable[[], object]] = []  # for the one after it
         self._pods: list[PodEntry] = []  # it goes over these
         self._reported: set[str] = set()  # uids of pods that are not counted
         self._next_ns = 0  # when to go on, while one runs
@@ -62,22 +61,20 @@ class Sweeps:
         """When to go on; None while none runs."""
         return self._next_ns if self.gauge.sweeping else None
 
-    def ask(self, then: Callable[[], None] | None = None) -> bool:
+    def ask(self, then: Callable[[], object] = bool) -> bool:
         """Make every counter exact, rank by them, and do ``then``; whether that is done, or follows in later turns.
 
         What came since the one that runs has begun is counted by the next one.
         """
-        waiting = self._later if self.runs else self._waiting
-        if then is not None and then not in waiting:
-            waiting.append(then)
+        if then not in self._later:
+            self._later.append(then)
         if self.runs:
-            self._again = True
             return False
         self._begin()
         return self.go_on(FIRST_TURN_NS)
 
     def _begin(self) -> None:
-        self._pods = list(self.registry)
+        self._waiting, self._later, self._pods = self._later, [], list(self.registry)
         self.gauge.begin_sweep()
 
     def go_on(self, budget_ns: int = TURN_NS) -> bool:
@@ -88,9 +85,9 @@ class Sweeps:
             return False
         self.registry.refresh()
         self._report_uncounted()
-        done, self._waiting, self._later = self._waiting, self._later, []
-        if self._again:
-            self._again, self._next_ns = False, 0
+        done = self._waiting
+        if self._later:
+            self._next_ns = 0
             self._begin()
         for then in done:
             then()
