@@ -56,7 +56,6 @@ class Evictor:
         self.current: Eviction | None = None
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet
-        self._cgroup_id = 0  # of the current one
         self._helper = 0  # pid of the helper that was asked to free the current one's memory, until it answers
 
     def begin(self, entry: PodEntry, grace_s: int, sent: SentKill | None = None) -> Eviction:
@@ -71,12 +70,11 @@ class Evictor:
     def resume(self, eviction: Eviction, entry: PodEntry) -> Eviction:
         """Follow an eviction whose first signals are out, from now on."""
         self.current = eviction
-        self._cgroup_id = entry.cgroup_id
         self._helper = 0
-        self._leaving = set(self.current.pidfds())
+        self._leaving = set(eviction.pidfds())
         for fd in list(self._leaving):
             self._listen(fd)
-        return self.current
+        return eviction
 
     def _listen(self, fd: int) -> None:
         """Hear of the end of a process. Where that cannot be, the next look sees it."""
@@ -131,11 +129,10 @@ class Evictor:
         if entry is not None:
             self.registry.move(entry, usage)
             self.registry.set_evicted(entry, True)
+        self.note.mark(GONE if gone else 0)
         if gone:
-            self.note.gone(self._cgroup_id)
             self._finish(eviction, now_ns, usage)
         else:
-            self.note.drop(self._cgroup_id)
             self._give_up(eviction, usage, stuck)
         return True
 
@@ -144,8 +141,7 @@ class Evictor:
         known, asked = set(eviction.victim.pidfds.items()), eviction.killed_ns is None
         gone = eviction.step(now_ns)
         if asked and eviction.killed_ns is not None:
-            self.note.killed(self._cgroup_id, eviction.killed_ns)
-            self._send_killed(eviction)
+            self._send_killed(eviction, eviction.killed_ns)
         held = set(eviction.victim.pidfds.items())  # with the pid: a number that was given up may be another's now
         self._leaving -= {fd for _, fd in known - held}
         for _, fd in held - known:
@@ -179,13 +175,13 @@ class Evictor:
         """End the grace of the pod being evicted now."""
         eviction = self.current
         if eviction is not None and eviction.killed_ns is None:
-            self.note.killed(self._cgroup_id, time.monotonic_ns())
+            self.note.mark(KILLED, time.monotonic_ns())
             eviction.hurry()
-            self._send_killed(eviction)
+            self._send_killed(eviction, eviction.killed_ns or 0)
 
-    def _send_killed(self, eviction: Eviction) -> None:
-        assert eviction.killed_ns is not None
-        self.outbox.send(Signalled(eviction.killed_ns, eviction.victim.uid, eviction.name, signal.SIGKILL))
+    def _send_killed(self, eviction: Eviction, killed_ns: int) -> None:
+        self.note.mark(KILLED, killed_ns)
+        self.outbox.send(Signalled(killed_ns, eviction.victim.uid, eviction.name, signal.SIGKILL))
 
     def follow_stuck(self, now_ns: int) -> None:
         """Look after the pods that were killed but did not go."""
@@ -263,24 +259,11 @@ class EvictionNote:
         """Its decision was sent to the helper."""
         self._words[_REPORTED] = 1
 
-    def killed(self, cgroup_id: int, now_ns: int) -> None:
-        """Its grace is over."""
-        if self._is_of(cgroup_id):
-            self._words[_KILLED] = now_ns
-            self._words[_STATE] = KILLED
-
-    def gone(self, cgroup_id: int) -> None:
-        """No process of it is left."""
-        if self._is_of(cgroup_id):
-            self._words[_STATE] = GONE
-
-    def drop(self, cgroup_id: int) -> None:
-        """It is not waited for any more."""
-        if self._is_of(cgroup_id):
-            self._words[_STATE] = 0
-
-    def _is_of(self, cgroup_id: int) -> bool:
-        return bool(self._words[_STATE]) and self._words[_POD] == cgroup_id
+    def mark(self, state: int, killed_ns: int = 0) -> None:
+        """What became of it: `KILLED`, with the time; `GONE`; 0: it is not waited for any more."""
+        if killed_ns:
+            self._words[_KILLED] = killed_ns
+        self._words[_STATE] = state
 
     def read(self) -> Noted | None:
         """What stands there."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from monitor.actions.evict import Eviction
-from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, KILLED, Evictor, Noted
+from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, Evictor, Noted
 from monitor.hot.pending_release import MOST_BOUND_NS
 from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
@@ -39,7 +39,8 @@ def succeed(
     """
     noted = evictor.note.read()
     if pulled_ns and trigger.inherited and (noted is None or noted.started_ns < pulled_ns):
-        noted = Noted(KILLED, trigger.inherited, pulled_ns, 0, pulled_ns, 0, 0)
+        evictor.note.begin(trigger.inherited, 0, pulled_ns)
+        noted = evictor.note.read()
     entry = next((one for one in registry if noted is not None and one.cgroup_id == noted.cgroup_id), None)
     if noted is None or entry is None:
         return
@@ -54,11 +55,11 @@ def succeed(
             if now < noted.killed_ns + MOST_BOUND_NS:
                 evictor.pending.dropped(entry, now)  # its memory may be a pending release
             registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
-        evictor.note.gone(entry.cgroup_id)
+        evictor.note.mark(GONE)
         return
     if now > until or not (pressed or noted.state == ASKED or _is_dying(entry)):
         # Its signal may not have gone out at all: the note is written first.
-        evictor.note.drop(entry.cgroup_id)
+        evictor.note.mark(0)
         return
     held = max(noted.held, usage)
     eviction = Eviction.resumed(trigger.take(entry), noted.started_ns, noted.kill_at_ns, noted.killed_ns, held)

@@ -125,26 +125,21 @@ def killed(reader: IncidentReader, pids: list[int]) -> list[int]:
 
 
 # Without a kernel.
-def test_a_note_is_of_one_pod() -> None:
+def test_a_note_has_what_became_of_one_pod() -> None:
     note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
-    assert note.read() is None
-    note.killed(0, 5)
     assert note.read() is None
     note.begin(7, 100, 1000, 6000)
     asked = note.read()
     assert asked == (ASKED, 7, 1000, 6000, 0, 100, 0)
     note.reported()
-    note.killed(8, 2000)
-    note.gone(8)
-    note.drop(8)
     assert note.read() == (ASKED, 7, 1000, 6000, 0, 100, 1)
-    note.killed(7, 2000)
+    note.mark(KILLED, 2000)
     assert note.read() == (KILLED, 7, 1000, 6000, 2000, 100, 1)
-    note.gone(7)
+    note.mark(GONE)
     assert note.read() == (GONE, 7, 1000, 6000, 2000, 100, 1)
     note.begin(8, 50, 3000)
     assert note.read() == (KILLED, 8, 3000, 0, 3000, 50, 0)
-    note.drop(8)
+    note.mark(0)
     assert note.read() is None
 
 
