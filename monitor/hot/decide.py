@@ -20,7 +20,7 @@ from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Clear, DiskFigures, StallCause
 from monitor.link.outbox import Outbox
-from monitor.policy import decisions, pending_release
+from monitor.policy import decisions
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, SIGNALLED, gate
 from monitor.policy.eviction_pass import Outcome, PassConfig, PassResult, State, carry, hurries, is_of_memory, run_pass
@@ -229,7 +229,9 @@ class Decider:
         # A signal that was sent cannot wait.
         one.forced = one.sent is not None or self._trigger.is_pulled
         one.waits = decisions.waits(outcome, one.observations, one.coming, forced=one.forced)
-        self._note_wait(one.waits, outcome, one.coming)
+        if one.waits and not self._waiting:
+            self._stats.add("eviction_waits")
+        self._waiting = one.waits
         return before
 
     def _carry_out(self, result: PassResult, one: OnePass) -> None:
@@ -290,16 +292,6 @@ class Decider:
                 self._send_clear(threshold, one)
         if before is None or before.conditions != outcome.conditions or before.observed != outcome.observed:
             self.changed = True
-
-    def _note_wait(self, waits: bool, outcome: Outcome, coming: Mapping[str, Coming]) -> None:
-        """Count how often the next victim waited for a pending release, and how often not to its end."""
-        if waits and not self._waiting:
-            self._stats.add("eviction_waits")
-        elif self._waiting and not waits and outcome.victim is not None and outcome.starved is not None:
-            seen = coming.get(outcome.starved.signal, pending_release.NOTHING)
-            if seen.coming and seen.back_ns > 0:
-                self._stats.add("eviction_waits_cut")
-        self._waiting = waits
 
     def died(self, entry: PodEntry, size: int) -> None:
         """Another program killed a process of a pod, or it is gone; the kernel frees ``size`` bytes (0: unknown)."""

@@ -72,7 +72,6 @@ COUNTERS = (
     "return_bound_ns",  # so long memory of the dead is waited for
     "memory_kept",  # pods that went and kept something, which was asked for in vain or not at all
     "eviction_waits",  # times the next victim waited for a pending release
-    "eviction_waits_cut",  # of those, ended by growth of others
     "pods",
     "config_number",  # configurations taken while running; the last one is in force
     "config_refused",  # number of one that could not be taken

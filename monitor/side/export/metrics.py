@@ -69,7 +69,6 @@ _COUNTERS = {
     "oom_exiting": "OOM victims marked that were exiting already: the kernel killed nothing.",
     "memory_kept": "Ended pods whose cgroup kept some memory: page cache, tmpfs, slab.",
     "eviction_waits": "Times the next eviction waited for a pending release of memory.",
-    "eviction_waits_cut": "Times the wait for a pending release ended early because other pods grew.",
     "side_starts": "Starts of the helper process.",
     "side_hangs": "Helper processes that were killed because they hung.",
     "arms": "Times the fine-grained program was attached.",
