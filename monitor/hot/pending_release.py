@@ -129,7 +129,7 @@ class PendingRelease:
                 left = min(left, old.left)
             self._leaving.remove(old)
             self._settle(old, gone_ns)
-        self._begin(uid, held, left, gone_ns, evicted, unsure=False)
+        self._begin(uid, held, left, gone_ns, evicted)
 
     def killed(self, entry: PodEntry, size: int, now_ns: int) -> bool:
         """Another program killed a process of a pod, or that process is gone; whether a release may be pending.
@@ -154,7 +154,7 @@ class PendingRelease:
             return False
         self._gauge.reread()
         held = self._gauge.table.working_set(entry.index)
-        return self._begin(entry.uid, held, held, now_ns, None, unsure=True, size=size)
+        return self._begin(entry.uid, held, held, now_ns, unsure=True, size=size)
 
     def exited(self, entry: PodEntry, size: int, now_ns: int) -> bool:
         """A process of a pod exited by itself, and ``size`` bytes of it are freed late; whether a release is pending.
@@ -169,7 +169,7 @@ class PendingRelease:
         self._gauge.reread()
         has = self._gauge.table.working_set(entry.index)
         size = min(size, has)
-        return self._begin(entry.uid, size, size, now_ns, None, unsure=False, kept=has - size)
+        return self._begin(entry.uid, size, size, now_ns, kept=has - size)
 
     def dropped(self, entry: PodEntry, now_ns: int) -> bool:
         """A pod is about to be forgotten, and its counters with it; whether a release of it is pending."""
@@ -179,7 +179,7 @@ class PendingRelease:
         held = self._gauge.table.working_set(entry.index)
         with suppress(OSError):
             if held >= RELEASED_BELOW and cgroup_procs.empty(entry.cgroup, CGROUPS):
-                return self._begin(entry.uid, held, held, now_ns, None, unsure=False)
+                return self._begin(entry.uid, held, held, now_ns)
         return False
 
     def _begin(
@@ -188,9 +188,9 @@ class PendingRelease:
         held: int,
         left: int,
         gone_ns: int,
-        evicted: Gone | None,
+        evicted: Gone | None = None,
         *,
-        unsure: bool,
+        unsure: bool = False,
         size: int = 0,
         kept: int = 0,
     ) -> bool:
