@@ -66,7 +66,7 @@ class Decider:
         self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._enforce, sane = config.kills, config.compat == SANE
         self._disks = DiskSignals(config, era(config.policy), outbox.send)
-        self.pods = MovedPods(gauge, registry, evictor, outbox.send)
+        self.pods = MovedPods(gauge, registry, evictor, outbox)
         # Holds need figures, whatever the policy's release.
         self.figures = figures = SuspensionFigures(gauge, registry, active=sane or config.holds)
         self.suspension = suspension = Suspension(gauge, registry, trigger, figures, outbox, active=sane)

@@ -7,7 +7,7 @@ import time
 from monitor.hot.evictor import Evictor
 from monitor.kernel import cgroup_procs
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import LogLine, Send
+from monitor.link.outbox import Outbox
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import Registry
 
@@ -22,11 +22,11 @@ class MovedPods:
     memory back are to be counted again; None: none are.
     """
 
-    def __init__(self, gauge: Gauge, registry: Registry, evictor: Evictor, send: Send):
+    def __init__(self, gauge: Gauge, registry: Registry, evictor: Evictor, outbox: Outbox):
         self._gauge = gauge
         self._registry = registry
         self._evictor = evictor
-        self._send = send
+        self._log = outbox.log
         self.moved: dict[int, int] = {}
         self.reread_ns: int | None = None
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
@@ -96,8 +96,7 @@ class MovedPods:
                 entry.asked = usage
             if runs:
                 self._registry.set_evicted(entry, False)
-                msg = "an evicted pod runs again: it is a candidate again"
-                self._send(LogLine("info", msg, {"pod": entry.title}))
+                self._log("info", "an evicted pod runs again: it is a candidate again", pod=entry.title)
             elif runs is not None:
                 entry.ask_ns = now + ASK_NS
                 self._registry.settle(entry)

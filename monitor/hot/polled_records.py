@@ -19,7 +19,6 @@ from monitor.hot.records import Records
 from monitor.kernel import bounds, cgroupfs
 from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
 from monitor.kernel.wire import PAGE, OomEvent
-from monitor.link.messages import LogLine
 from monitor.link.outbox import Outbox
 from monitor.settings.config import STEP
 from monitor.sources.gauge import Gauge
@@ -223,7 +222,7 @@ class PolledKills(Records):
         super().__init__(decider, outbox)
         self._gauge = gauge
         self._registry = registry
-        self._log = OomLog(gauge.hierarchy, gauge.table.index)
+        self._kills = OomLog(gauge.hierarchy, gauge.table.index)
         self._kmsg: Kmsg | None = None
         self._loop: Loop | None = None
         self._dying: dict[int, OomEvent] = {}  # pidfd -> the message about the kill
@@ -236,13 +235,8 @@ class PolledKills(Records):
         try:
             self._kmsg = Kmsg()
         except MonitorError as error:
-            self._send(
-                LogLine(
-                    "warning",
-                    "OOM kills are only counted: the victims are not known",
-                    {"problem": error.message, "remedy": error.remedy},
-                )
-            )
+            message = "OOM kills are only counted: the victims are not known"
+            self._log("warning", message, problem=error.message, remedy=error.remedy)
             return
         loop.register(self._kmsg.fileno(), self.consume)
 
@@ -258,17 +252,16 @@ class PolledKills(Records):
         try:
             for record in kmsg.records(_TURN):
                 if record is None:  # the kills in what was overwritten are not reported
-                    self._send(LogLine("warning", "lines of the kernel's log were lost", {}))
-                    self._log.forget()
-                elif (found := self._log.feed(record)) is not None:
+                    self._log("warning", "lines of the kernel's log were lost")
+                    self._kills.forget()
+                elif (found := self._kills.feed(record)) is not None:
                     self._mark(found)
         except MonitorError as error:
             assert self._loop is not None
             self._loop.unregister(kmsg.fileno())
             kmsg.close()
             self._kmsg = None
-            fields = {"problem": error.message, "remedy": error.remedy}
-            self._send(LogLine("error", "the kernel's log cannot be read", fields))
+            self._log("error", "the kernel's log cannot be read", problem=error.message, remedy=error.remedy)
 
     def _mark(self, found: LoggedKill) -> None:
         pod = self._owner(found.event.victim_cgroup, found.victim_path)

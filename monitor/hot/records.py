@@ -33,7 +33,7 @@ class Records:
         self.watches: Mapping[int, Watch] = {}
         self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
         self._decider = decider
-        self._stats, self._send = outbox.stats, outbox.send
+        self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._steps_kept: deque[Step] = deque(maxlen=_MOST)
         self._keep_step = self._steps_kept.append
 

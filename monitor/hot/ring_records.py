@@ -20,7 +20,6 @@ from monitor.hot.records import Records
 from monitor.kernel.domains import Reading
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
-from monitor.link.messages import LogLine
 from monitor.link.outbox import Outbox
 from monitor.sources.registry import Registry
 
@@ -171,16 +170,9 @@ class RingRecords(Records):
         self._kills.more = True
         if not self._unpinned and not self._pins.directory.is_dir():
             self._unpinned = True
-            self._send(
-                LogLine(
-                    "warning",
-                    "the pinned BPF objects were removed: kills without a daemon are not recorded",
-                    {
-                        "pin_dir": str(self._pins.directory),
-                        "remedy": "mount bpffs again if it is not, and restart outrace",
-                    },
-                )
-            )
+            message = "the pinned BPF objects were removed: kills without a daemon are not recorded"
+            remedy = "mount bpffs again if it is not, and restart outrace"
+            self._log("warning", message, pin_dir=str(self._pins.directory), remedy=remedy)
 
     def _take_over(self, pins: Pins) -> None:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""

@@ -12,6 +12,7 @@ import pytest
 from monitor.errors import CannotError
 from monitor.hot.polled_records import PolledKills
 from monitor.kernel import kmsg, libbpf, loader
+from tests.daemon.stand_ins import outbox
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_a_log_that_loses_lines_and_ends_is_reported(monkeypatch: pytest.MonkeyP
 
     sent: list[Any] = []
     other: Any = MagicMock()
-    soft = PolledKills(other, other, other, MagicMock(send=sent.append))
+    soft = PolledKills(other, other, other, outbox(sent.append))
     soft.open(MagicMock())
     soft._kmsg = log = kmsg.Kmsg("/dev/null")
     monkeypatch.setattr("monitor.kernel.kmsg.os.read", read)
