@@ -12,7 +12,7 @@ from typing import Any
 
 from monitor import __version__
 from monitor.cli import svg
-from monitor.cli.incident_text import facts, format_ms, sections, timeline_rows, tone
+from monitor.cli.incident_text import Row, facts, format_ms, sections, timeline_rows, tone
 from monitor.cli.output import format_bytes
 from monitor.cli.svg import Markup, element
 from monitor.race.codec import RecordError
@@ -35,22 +35,22 @@ _MOMENTS = (
 )
 
 
-def domains(incident: Json) -> list[str]:
-    """The domains (and the one cgroup at its own limit) whose room can be drawn."""
-    found = incident.get("memory") or {"lines": (), "curves": ()}
-    return list(dict.fromkeys(c["domain"] for c in found["curves"] if _whole(c, found["lines"]) is not None))
+def charts(incident: Json) -> dict[str, list[tuple[str, Points]]]:
+    """What was left of memory over time, by measure, of each domain and of the one cgroup at its own limit."""
+    memory, found = incident.get("memory") or {"lines": (), "curves": ()}, dict[str, list[tuple[str, Points]]]()
+    capacity = {(at["domain"], at["signal"]): at["capacity"] for at in memory["lines"]}
+    for curve in memory["curves"]:
+        domain, measure = curve["domain"], curve["measure"]
+        whole = capacity.get((domain, measure), curve["limit"])
+        if whole is not None:  # else nothing is known that it could be counted from
+            found.setdefault(domain, []).append((measure, [(t, whole - used) for t, used in curve["points"]]))
+    return found
 
 
-def memory_chart(incident: Json, domain: str) -> Markup:
+def memory_chart(incident: Json, domain: str, curves: Sequence[tuple[str, Points]]) -> Markup:
     """What was left in a domain, over time: the curve of each signal, thresholds, and the moments of the race."""
-    found = incident["memory"]
-    lines = [one for one in found["lines"] if one["domain"] == domain]
+    lines = [one for one in incident["memory"]["lines"] if one["domain"] == domain]
     steps = incident.get("steps") or ()
-    curves = [
-        (one["measure"], [(t, whole - used) for t, used in one["points"]])
-        for one in found["curves"]
-        if one["domain"] == domain and (whole := _whole(one, lines)) is not None
-    ]
     top, window = _extent([points for _, points in curves], lines, steps)
     height, above, bottom = 286.0, 30.0, 262.0
     x, y = svg.Scale(*window, LEFT, WIDTH - RIGHT), svg.Scale(0, top, bottom, above)
@@ -70,13 +70,6 @@ def memory_chart(incident: Json, domain: str) -> Markup:
         out.append(svg.text(WIDTH - RIGHT - 4, above + 14 + 16 * row, signal, colour, 12, "end"))
     out += _moments(steps, x, above, bottom)
     return svg.picture(WIDTH, height, f"Memory left in {domain}", *out)
-
-
-def _whole(curve: Json, lines: Sequence[Json]) -> int | None:
-    """What a curve of what was used is counted from: the capacity, or the cgroup's own limit. None: neither."""
-    own = (at["capacity"] for at in lines if (at["domain"], at["signal"]) == (curve["domain"], curve["measure"]))
-    whole: int | None = next(own, curve["limit"])
-    return whole
 
 
 def _extent(
@@ -125,34 +118,6 @@ def _moments(steps: Sequence[Json], x: svg.Scale, above: float, bottom: float) -
         shown += 1
 
 
-# pods
-
-
-def pods(incident: Json) -> list[Json]:
-    """The curves of pods, the one that grew most first."""
-    curves = [c for c in (incident.get("memory") or {}).get("curves", ()) if c["pod"] is not None]
-    return sorted(curves, key=lambda c: -c["grew"])
-
-
-def pod_chart(curve: Json, window: tuple[float, float], most: float) -> Markup:
-    """One pod's memory as a small curve. ``window`` in ms and ``most`` in bytes: the same for all, to be compared."""
-    width, height = 340.0, 44.0
-    x, y = svg.Scale(*window, 2, width - 2), svg.Scale(0, max(most, 1), height - 4, 4)
-    points = [(x(t), y(v)) for t, v in curve["points"]]
-    out = [svg.line(2, height - 4, width - 2, height - 4, svg.PALE)]
-    if window[0] <= 0 <= window[1]:
-        out.append(svg.line(x(0), 0, x(0), height, svg.AMBER, "2 3"))
-    return svg.picture(width, height, f"Memory of {curve['pod']}", *out, svg.curve(points, svg.BLUE, 1.5))
-
-
-def grown(curve: Json) -> str:
-    """What a pod grew by before the start, and how fast."""
-    if curve["in_s"] <= 0:
-        return "-"
-    rate = curve["grew"] / curve["in_s"]
-    return f"{format_bytes(curve['grew'])} in {curve['in_s']:g} s ({format_bytes(round(rate))}/s)"
-
-
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = Markup("""
 body { font: 15px/1.5 sans-serif; color: #1f2328; background: #fff; max-width: 920px; margin: 24px auto;
@@ -168,7 +133,6 @@ tr + tr > * { border-top: 1px solid #eaeef2 }
 td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 p.note, footer { color: #656d76; font-size: 13px; margin: 2px 0 }
 svg { width: 100%; height: auto; display: block }
-td svg { width: 340px }
 footer { margin-top: 32px }
 @media print { h2, tr, svg { break-inside: avoid } }
 """)
@@ -198,59 +162,25 @@ def page(incident: Json) -> str:
 def _body(incident: Json, without_curves: str) -> Iterator[Markup]:
     verdict = str(incident["verdict"])
     yield element("h1", incident.get("summary") or verdict.replace("_", " "), class_=tone(incident))
-    yield element(
-        "table",
-        *(element("tr", element("th", name), element("td", sentence)) for name, sentence in facts(incident)),
-    )
-    yield from _memory(incident, without_curves)
-    yield from _pods(incident)
-    rows = [
-        (element("td", row.clock, class_="n"), element("td", row.available, class_="n"), element("td", row.text))
-        for row in timeline_rows(incident.get("steps") or ())
-    ]
-    if rows:
+    rows = [element("tr", element("th", name), element("td", sentence)) for name, sentence in facts(incident)]
+    yield element("table", *rows)
+    drawn = charts(incident)
+    for domain, curves in drawn.items():
+        yield element("h2", f"Memory of {domain}")
+        yield memory_chart(incident, domain, curves)
+    if not drawn:
+        yield element("h2", "Memory")
+        yield element("p", without_curves, class_="note")
+    if steps := incident.get("steps"):
         yield element("h2", "Timeline")
-        yield _table(("t", "available", "what happened"), rows)
+        head = element("tr", *(element("th", name) for name in ("t", "available", "what happened")))
+        yield element("table", head, *map(_row, timeline_rows(steps)))
     for heading, sentences in sections(incident):
         yield element("h2", heading)
         yield from (element("p", sentence) for sentence in sentences)
     yield element("footer", f"Incident {incident['id']}, shown by outrace {__version__}.")
 
 
-def _memory(incident: Json, without_curves: str) -> Iterator[Markup]:
-    drawn = domains(incident)
-    if not drawn:
-        yield element("h2", "Memory")
-        yield element("p", without_curves, class_="note")
-    for domain in drawn:
-        yield element("h2", f"Memory of {domain}")
-        yield memory_chart(incident, domain)
-
-
-def _pods(incident: Json) -> Iterator[Markup]:
-    curves = pods(incident)
-    if not curves:
-        return
-    points = [point for one in curves for point in one["points"]]
-    first, last, most = min(t for t, _ in points), max(t for t, _ in points), max(v for _, v in points)
-    window = (first, max(last, first + 1))
-    yield element("h2", "Growth of pods")
-    note = "Before the episode began (dashed line). All curves have one scale"
-    yield element(
-        "p", f"{note}: {format_bytes(round(most))} and {(window[1] - window[0]) / 1000:.3g} s.", class_="note"
-    )
-    rows = [
-        (
-            element("td", curve["pod"]),
-            element("td", pod_chart(curve, window, most)),
-            element("td", grown(curve)),
-            element("td", format_bytes(max(v for _, v in curve["points"])), class_="n"),
-        )
-        for curve in curves
-    ]
-    yield _table(("pod", "memory", "grew", "most"), rows)
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
-    head = element("tr", *(element("th", name) for name in heads))
-    return element("table", head, *(element("tr", *cells) for cells in rows))
+def _row(row: Row) -> Markup:
+    cells = element("td", row.clock, class_="n"), element("td", row.available, class_="n"), element("td", row.text)
+    return element("tr", *cells)

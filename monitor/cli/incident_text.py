@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from monitor.cli.output import clean, format_bytes, table_lines
+from monitor.cli.output import Columns, clean, format_bytes, table
 from monitor.race.incident import KUBELET_ONLY
 from monitor.race.units import span
 from monitor.side.incidents.reader import unix_time
@@ -38,7 +38,8 @@ def describe(step: Json) -> str:
 
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, spec: str) -> str:
-        return format_bytes(value) if spec == "bytes" else str(format(value, spec))
+        made = {"bytes": format_bytes, "time": format_ms}.get(spec)
+        return str(format(value, spec)) if made is None else made(value)
 
 
 #: A part of a text in brackets is left out where its first field is null or empty.
@@ -46,13 +47,11 @@ _OPTIONAL = re.compile(r"\[([^\]{]*\{(\w+)[^\]]*)\]")
 
 
 def _fill(text: str, step: Json) -> str:
-    """The text with fields of the step; `{usage:bytes}` for sizes. KeyError for one that it does not have."""
+    """The text with fields of the step; `{usage:bytes}` for sizes, `{ms:time}` for milliseconds. KeyError for a field
+    that the step does not have.
+    """
     text = _OPTIONAL.sub(lambda part: part[1] if step.get(part[2]) not in (None, "") else "", text)
     return _Formatter().vformat(text, (), step)
-
-
-def process(found: Json) -> str:
-    return _fill("{comm} (pid {pid})", found)
 
 
 def _decided(step: Json) -> str:
@@ -173,17 +172,14 @@ def format_margin(incident: Json) -> str:
 
 def list_lines(incidents: Sequence[Json], width: int | None) -> list[str]:
     """A table, one line for each incident, cut to ``width`` columns (None: whole)."""
-    rows = [
-        (
-            local_time(incident["start"]),
-            incident["id"],
-            incident["verdict"] + (" (observed)" if incident.get("observed") else ""),
-            format_margin(incident),
-            incident.get("summary", ""),
-        )
-        for incident in incidents
-    ]
-    lines = table_lines(["time", "id", "verdict", "margin", "summary"], [list(map(clean, row)) for row in rows])
+    columns: Columns = {
+        "time": lambda one: local_time(one["start"]),
+        "id": lambda one: clean(one["id"]),
+        "verdict": lambda one: clean(one["verdict"]) + (" (observed)" if one.get("observed") else ""),
+        "margin": format_margin,
+        "summary": lambda one: clean(one.get("summary", "")),
+    }
+    lines = table(columns, incidents)
     return [line if width is None or len(line) <= width else line[: width - 3] + "..." for line in lines]
 
 
@@ -236,37 +232,33 @@ def sections(incident: Json) -> Iterator[tuple[str, list[str]]]:
         yield "Advice", [incident["advice"]]
 
 
+_PROCESS = "{comm} (pid {pid})[ of {pod}]"
+
+
 def _who(incident: Json) -> str:
     would = "would be evicted" if incident.get("observed") else "evicted"
     by = f" by the {incident['by']}" if incident.get("by") == "kubelet" else ""
-    parts = [
-        f"{pod['pod']} {would}{by} (rank {pod['rank']}, grace {pod['grace_s']:g} s)"
-        for pod in incident.get("evicted", ())
-    ]
-    if stall := incident.get("stall"):
-        cause = f", because of {stall['cause']}" if stall.get("cause") else ""
-        parts.append(f"{stall['pod']} waited for memory for {format_ms(stall['ms'])}{cause}")
-    victims = incident.get("oom_victims", ())
-    for name in incident.get("reported_evicted", ()):
-        if name in {victim.get("pod") for victim in victims}:
-            parts.append(f"{name} is Evicted by the kubelet as the API has it, and was OOM-killed")
-    for one in incident.get("holds", ())[:_NAMED]:
-        end = f", {one['why']}" if one.get("why") else ", and is"
-        parts.append(f"{one['pod']} held ({one['reason']}, {one['brake']}{end}, {format_ms(one['ms'])})")
-    if incident.get("refused"):
-        parts.append(f"the API server was asked to evict {', '.join(incident['refused'])}, and did not")
-    for victim in victims[:_NAMED]:
-        rank = "" if victim.get("policy_rank") is None else f", rank {victim['policy_rank']} of the policy"
-        of = f" of {victim['pod']}" if victim.get("pod") else " outside every pod"
-        size = format_bytes(victim["rss_bytes"])
-        parts.append(f"{process(victim)}{of} killed by the OOM killer ({size}{rank})")
-    if len(victims) > _NAMED:
-        parts.append(f"{len(victims) - _NAMED} more processes killed with it")
-    invoker = incident.get("invoker")
-    if invoker:
-        of = f" of {invoker['pod']}" if invoker.get("pod") else ""
-        parts.append(f"{process(invoker)}{of} asked for the memory")
-    return "; ".join(parts) or "nobody was evicted or killed"
+    victims, stall, invoker = incident.get("oom_victims", ()), incident.get("stall"), incident.get("invoker")
+    killed = {victim.get("pod") for victim in victims}
+    twice = [{"pod": name} for name in incident.get("reported_evicted", ()) if name in killed]
+    size = "({rss_bytes:bytes}[, rank {policy_rank} of the policy])"
+    refused, more = incident.get("refused"), len(victims) - _NAMED
+    parts = (
+        (incident.get("evicted", ()), f"{{pod}} {would}{by} (rank {{rank}}, grace {{grace_s:g}} s)"),
+        ([stall] if stall else (), "{pod} waited for memory for {ms:time}[, because of {cause}]"),
+        (twice, "{pod} is Evicted by the kubelet as the API has it, and was OOM-killed"),
+        (incident.get("holds", ())[:_NAMED], "{pod} held ({reason}, {brake}, {end}, {ms:time})"),
+        ([{"pods": ", ".join(refused)}] if refused else (), "the API server was asked to evict {pods}, and did not"),
+        (victims[:_NAMED], f"{_PROCESS}{{outside}} killed by the OOM killer {size}"),
+        ([{"more": more}] if more > 0 else (), "{more} more processes killed with it"),
+        ([invoker] if invoker else (), f"{_PROCESS} asked for the memory"),
+    )
+    texts = [_fill(text, {**_more_of(one), **one}) for found, text in parts for one in found]
+    return "; ".join(texts) or "nobody was evicted or killed"
+
+
+def _more_of(one: Json) -> Json:
+    return {"end": one.get("why") or "and is", "outside": "" if one.get("pod") else " outside every pod"}
 
 
 def _when(incident: Json) -> str:

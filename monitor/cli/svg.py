@@ -48,7 +48,6 @@ def _text(value: str | float) -> str:
 
 #: Text; axes; a curve; lost or killed; won or evicted; a threshold.
 INK, GREY, BLUE, RED, GREEN, AMBER = "#1f2328", "#656d76", "#0969da", "#cf222e", "#1a7f37", "#9a6700"
-PALE = "#d0d7de"
 
 
 @dataclass(frozen=True, slots=True)

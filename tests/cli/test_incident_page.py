@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.cli import svg
-from monitor.cli.incident_page import domains, memory_chart, page
+from monitor.cli.incident_page import charts, memory_chart, page
 from monitor.cli.incident_text import format_ms, tone
 from monitor.cli.main import cli
 from monitor.cli.svg import Markup, element
@@ -141,9 +141,9 @@ def test_every_verdict_and_flag_has_a_page(name: str) -> None:
     hostile = Skeleton(page(changed(incident, lambda text: f"{text}{HOSTILE[1]}")))
     assert hostile.shape == Skeleton(page(changed(incident, lambda text: f"{text}x"))).shape
     assert incident["summary"] in " ".join(found.texts)
-    charts = sum(text.startswith("Memory left in") for text in found.texts)
-    assert charts == len(domains(incident))
-    assert charts or "No samples of it are stored with this incident." in found.texts
+    drawn = sum(text.startswith("Memory left in") for text in found.texts)
+    assert drawn == len(charts(incident))
+    assert drawn or "No samples of it are stored with this incident." in found.texts
 
 
 def test_what_is_no_markup_is_escaped_and_what_is_stays() -> None:
@@ -166,13 +166,6 @@ def test_the_curve_meets_the_threshold_where_it_was_crossed() -> None:
     drops_to = max(y for _, y in points)
     assert drops_to == pytest.approx(hard, abs=1), "it was evicted as soon as the hard threshold was crossed"
     assert crossed["available"] < crossed["quantity"]
-
-
-def test_growth_of_each_pod_is_shown_the_fastest_first() -> None:
-    texts = Skeleton(page(WON)).texts
-    hog, web = texts.index("63.0Mi in 0.854 s (73.8Mi/s)"), texts.index("16.0Mi in 0.164 s (97.6Mi/s)")
-    assert hog < web
-    assert "lab/hog" in texts[:hog]
 
 
 DAMAGES: tuple[dict[str, Any], ...] = (
@@ -199,21 +192,25 @@ def test_so_does_what_is_no_memory_at_all(memory: object) -> None:
 def test_a_curve_of_no_threshold_and_no_limit_is_not_drawn() -> None:
     incident = copy.deepcopy(WON)
     incident["memory"]["curves"][0]["measure"] = "allocatableMemory.available"
-    assert domains(incident) == []
+    assert charts(incident) == {}
     assert "No samples of it are stored" in page(incident)
+
+
+def chart(incident: dict[str, Any]) -> str:
+    return str(memory_chart(incident, "node", charts(incident)["node"]))
 
 
 @pytest.mark.parametrize("name", ["observe", "lost"])
 def test_the_moment_of_the_kill_is_in_the_chart_where_the_curve_ends_there(name: str) -> None:
     """Times of a curve are rounded: a kill at 188.664 ms stood beyond a curve that ended at 188.66."""
     incident = RACES[name]["incident"]
-    texts = Skeleton(str(memory_chart(incident, "node"))).texts
+    texts = Skeleton(chart(incident)).texts
     at = next(step["t_ms"] for step in incident["steps"] if step["what"] == "oom")
     assert f"OOM killer, {format_ms(at)}" in texts
     cut = copy.deepcopy(incident)
     node = cut["memory"]["curves"][0]
     node["points"] = [[t, used] for t, used in node["points"] if t < 0.0]
-    texts = Skeleton(str(memory_chart(cut, "node"))).texts
+    texts = Skeleton(chart(cut)).texts
     assert {"crossed", f"OOM killer, {format_ms(at)}"} <= set(texts), "also beyond the last sample"
 
 
@@ -221,7 +218,7 @@ def test_a_step_of_an_earlier_kill_hides_none_of_this_race() -> None:
     incident = copy.deepcopy(RACES["lost"]["incident"])
     [kill, *_] = [step for step in incident["steps"] if step["what"] == "oom"]
     incident["steps"].insert(0, {**kill, "t_ms": -60_000.0})
-    assert f"OOM killer, {format_ms(kill['t_ms'])}" in Skeleton(str(memory_chart(incident, "node"))).texts
+    assert f"OOM killer, {format_ms(kill['t_ms'])}" in Skeleton(chart(incident)).texts
 
 
 def test_a_kill_while_outrace_only_observed_is_no_good_end() -> None:
