@@ -78,7 +78,7 @@ def of_arguments(pid: int, texts: Sequence[str]) -> list[Word]:
 def of_command_line(texts: Sequence[str]) -> list[Word]:
     """The flags that were typed after --, with or without the kubelet before them. Raises ConfigError."""
     words = [Word(text, "") for text in texts]
-    return _kubelets("--", words) if texts and not texts[0].startswith("-") else list(_unwrapped(words))
+    return _kubelets("--", words) if texts and texts[0][:1] != "-" else list(_unwrapped(words))
 
 
 def _kubelets(where: str, words: Sequence[Word]) -> list[Word]:
@@ -123,7 +123,7 @@ def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
 
 
 def _flags(path: str, text: str) -> Iterator[Word]:
-    """One flag a line, quoted as for a shell (but MicroK8s'); the value of an unrelated one may hold variables."""
+    """One flag a line, quoted as for a shell (but MicroK8s')."""
     split = microk8s_words if _OF_MICROK8S in os.path.realpath(path) else shell_words
     lines = {f"{path}:{number}": line.strip() for number, line in enumerate(text.splitlines(), 1)}
     lines = {origin: line for origin, line in lines.items() if line and line[0] != "#"}
@@ -136,24 +136,19 @@ def _flags(path: str, text: str) -> Iterator[Word]:
 
 
 def _flag(origin: str, line: str, split: Callable[[str], list[str]]) -> str:
-    """A flag and its value. Raises PolicyError."""
+    """A flag and its value. The value of an unrelated one may hold variables. Raises PolicyError."""
     if len(line) > _LONGEST:
         raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
     try:
-        words = split(line)
+        words = [word.text for word in _unwrapped(Word(one, origin) for one in split(line))]
     except ValueError:
         raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
-    in_one = "=" in words[0] or words[0] == _WRAPPED  # the flag and its value
-    words = [word.text for word in _unwrapped(Word(one, origin) for one in words)]
     name, equals, text = words[0].partition("=")
-    more = words[1:] if in_one else words[2:]
-    if any(re.match(r"-\D", word) for word in words[1:]):
-        raise PolicyError(f"{origin}: {name}: more than one flag; write each on a line of its own")
-    matters = is_carried_over(name, " ".join((text, *words[1:])))
-    if more and matters:
-        remedy = "put the value in quotes" if split is shell_words else "write the value without blanks"
-        raise PolicyError(f"{origin}: {name}: {more[0]!r} follows its value; leave it out, or {remedy}")
-    text = text if in_one else " ".join(words[1:2])
-    if "$" in text and (matters or name == "--feature-gates"):
+    if not equals and len(words) > 1 and not re.match(r"-\D", words[1]):
+        equals, text = "=", words.pop(1)
+    if len(words) > 1:
+        remedy = "write one flag a line, and a value that has blanks in quotes"
+        raise PolicyError(f"{origin}: {name}: {words[1]!r} follows it; {remedy}")
+    if "$" in text and (is_carried_over(name, text) or name == "--feature-gates"):
         raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")
-    return f"{name}={text}" if equals or (not in_one and len(words) > 1) else name
+    return f"{name}={text}" if equals else name

@@ -87,18 +87,17 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_p
         (b'KUBELET_EXTRA_ARGS="--v=2 --eviction-hard=pid.available<9"\n', f"on a line of its own; {HAS}"),
         (b"#!/bin/sh\nset -e\nkubelet --eviction-hard=pid.available<9\n", f"2: {ALONE}; {HAS}"),
         (b"ExecStart=/usr/bin/kubelet --eviction-hard=pid.available<9\n", f"on a line of its own; {HAS}"),
-        (b"--eviction-hard=pid.available<9 &\n", "1: --eviction-hard: '&' follows its value; leave it out, or put the"),
-        (b"--kubelet-arg=eviction-hard=pid.available<9, x\n", "1: --eviction-hard: 'x' follows its value; leave it ou"),
-        (b"--kubelet-arg=eviction-hard pid.available<9\n", "1: --eviction-hard: 'pid.available<9' follows its value"),
+        (b"--eviction-hard=pid.available<9 &\n", "1: --eviction-hard: '&' follows it; write one flag a line, and a"),
+        (b"--kubelet-arg=eviction-hard=pid.available<9, x\n", "1: --eviction-hard: 'x' follows it; write one flag a"),
         (b"--kubelet-arg eviction-hard=$HARD\n", "1: --eviction-hard: its value has a variable; write what it stands"),
-        (b"--feature-gates=A=true, AllBeta=true\n", "1: --feature-gates: 'AllBeta=true' follows its value; leave it"),
+        (b"--feature-gates=A=true, AllBeta=true\n", "1: --feature-gates: 'AllBeta=true' follows it; write one"),
         (b"--feature-gates=AllBeta=true,$A\n", "1: --feature-gates: its value has a variable; write what it stands"),
         (b"--eviction-hard='pid.available<9\n", "1: --eviction-hard: a quote or \\ is not closed"),
-        (b"--v=" + b"2" * 70_000, "1: 70004 char"), (b"--x --eviction-hard=pid.available<9\n", "1: --x: more than one"),
+        (b"--v=" + b"2" * 70_000, "1: 70004 char"), (b"--x --eviction-hard=pid.available<9\n", "1: --x: '--eviction-"),
         (b"kind: KubeletConfiguration\nevictionhard: {}\n", "unknown key 'evictionhard'; did you mean 'evictionHard'?"),
         (b"kind: KubeletConfiguration\nevictionHard: {pid.available: 1e3Mi}\n", " evictionHard: pid.available: 1e3"),
         (b"kubelet --eviction-hard='pid.available<9'\n", f"1: not a flag of the kubelet on a line of its own; {HAS}"),
-        (b"--v=2 --eviction-hard=memory.available<1Gi\n", "1: --v: more than one flag; write each on a line"),
+        (b"--v=2 --eviction-hard=memory.available<1Gi\n", "1: --v: '--eviction-hard=memory.available<1Gi' follows"),
         (b"write-kubeconfig-mode: '0644'\nkubelet-arg:\n- eviction-hard=memory.available<1Gi\n", "kubelet-arg of k3s"),
         (b"--v=2\n--eviction-hard=$HARD\n", "2: --eviction-hard: its value has a variable; write what it stands for"),
         (b"--eviction-hard=memory.available<1Gi --v=2\n", "1: --eviction-hard: "),
@@ -123,7 +122,7 @@ def test_what_is_none_of_them_is_one_line_with_a_remedy(text: bytes | None, prob
 def test_microk8s_uses_no_shell(tmp_path: Path) -> None:
     (directory := tmp_path / "snap/microk8s/9044/args").mkdir(parents=True)
     (directory / "kubelet").write_text('--eviction-hard="memory.available<100Mi, pid.available<9"\n')
-    assert "'pid.available<9' follows its value; leave it out, or write" in refusal("--file", f"{directory}/kubelet")
+    assert "'pid.available<9' follows it; write one flag a line" in refusal("--file", f"{directory}/kubelet")
 
 
 @pytest.mark.parametrize(
