@@ -14,7 +14,7 @@ from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.kubelet_files import of_command_line, of_files, of_process
 from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
-from monitor.cli.output import emit, format_amount, output_option, table_lines, yaml_lines
+from monitor.cli.output import Columns, amount_of, emit, output_option, table, yaml_lines
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, MonitorError
 from monitor.owner import ChangeableError, program
 from monitor.pods.spec import SERVICES
@@ -63,12 +63,23 @@ def show(output: str, no_daemon: bool, **options: Any) -> None:
     emit(output, whose | answer, lambda: [*([] if found is None else [f"daemon {found}", ""]), *_lines(answer)])
 
 
+_COLUMNS: Columns = {
+    "signal": "signal",
+    "kind": "kind",
+    "value": "value",
+    "quantity": amount_of("quantity"),
+    "capacity": amount_of("capacity"),
+    "grace": lambda row: f"{row['grace_s']}s" if row["grace_s"] else None,
+    "min reclaim": "min_reclaim",
+    "origin": "origin",
+}
+
+
 def _lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    columns = ["signal", "kind", "value", "quantity", "capacity", "grace", "min reclaim", "origin"]
-    yield from table_lines(columns, [_cells(row) for row in answer["thresholds"]])
+    yield from table(_COLUMNS, answer["thresholds"])
     yield ""
-    settings = [(s["name"], _shown(s["value"]), s["origin"]) for s in answer["settings"]]
-    yield from table_lines(["setting", "value", "origin"], settings)
+    columns: Columns = {"setting": "name", "value": lambda row: _shown(row["value"]), "origin": "origin"}
+    yield from table(columns, answer["settings"])
     yield from ("", *(f"warning: {warning}" for warning in answer["warnings"])) if answer["warnings"] else ()
 
 
@@ -225,37 +236,27 @@ def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:
         }
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[object, ...]:
-    amounts = (format_amount(row[c], row["signal"]) for c in ("quantity", "capacity"))
-    grace = f"{row['grace_s']}s" if row["grace_s"] else None
-    return (row["signal"], row["kind"], row["value"], *amounts, grace, row["min_reclaim"], row["origin"])
-
-
 def _settings(resolved: Resolved) -> Iterator[dict[str, Any]]:
     run_config = resolved.config
     for s in SETTINGS:
         if s.name in _NOT_LISTED:
             continue
-        value: Any
+        value = value_of(run_config, s)
         if s.kubelet_key in TEXT_MAPS:
             value = resolved.settings.texts(s.kubelet_key)
         elif s.field.endswith("_ns"):
-            value = f"{getattr(run_config, s.field) / _NS:g}s"
-        else:
-            value = value_of(run_config, s)
+            value = f"{value / _NS:g}s"
         yield {"name": s.name, "value": value, "origin": run_config.origins[s.field]}
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
+def _shown(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={text}" for key, text in value.items()) or "-"
-    if isinstance(value, tuple):
-        return " ".join(value) or "-"
-    return str(value)
+        value = ",".join(f"{key}={text}" for key, text in value.items())
+    elif isinstance(value, tuple):
+        value = " ".join(value)
+    return None if value in (None, "") else str(value)
 
 
 def _warnings(resolved: Resolved, node: Node) -> list[str]:
@@ -268,12 +269,9 @@ def _warnings(resolved: Resolved, node: Node) -> list[str]:
 
 def _of_services(settings: Settings) -> Settings:
     """Without what surprises only a kubelet: outrace acts on no threshold of disks or kubepods there."""
+    gone = (signals.CONTAINERFS, signals.CONTAINERFS_INODES)
     maps = {
-        key: {
-            name: given
-            for name, given in entries.items()
-            if name not in (signals.CONTAINERFS, signals.CONTAINERFS_INODES)
-        }
+        key: {name: given for name, given in entries.items() if name not in gone}
         for key, entries in settings.maps.items()
     }
     off = {signal: why for signal, why in settings.switched_off.items() if signal in _OF_SERVICES}

@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from monitor.errors import MonitorError
 from monitor.link import daemon_socket
 from monitor.link.daemon_socket import INFO_PATH, MAX_ANSWER, DaemonInfo, opened, run_dir
 from monitor.owner import check_peer
-from monitor.settings.config import RunConfig
+from monitor.settings.config import STATE_DIR, RunConfig
 
 #: How long to wait for an answer. It takes a millisecond; a side that is being started again takes 0.3 s, and longer
 #: where it gets no CPU.
@@ -89,6 +90,12 @@ def no_daemon_option(command: F) -> F:
     )
 
 
+def state_dir_option(command: F) -> F:
+    """Give a command the options that name a state directory, by default the running daemon's."""
+    text = f"State directory of the daemon. [the daemon's, or {STATE_DIR}]"
+    return click.option("--state-dir", metavar="DIR", help=text)(no_daemon_option(command))
+
+
 def choose_daemon(describing: Collection[str], no_daemon: bool, without: str | None = None) -> Daemon | None:
     """The daemon to ask; None with `--no-daemon`, or where an option describes the node.
 
@@ -136,17 +143,14 @@ def running() -> Daemon | None:
 
 def _connected(path: Path) -> socket.socket:
     """A connection to the socket. Raises OSError."""
-    with opened(path.parent) as directory:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            # Where the queue is full the kernel waits for room, which it does for no socket with a timeout of Python's.
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_TIMEOUT_S), 0))
-            connection.connect(daemon_socket.address(directory))
-            check_peer(connection)
-            connection.settimeout(_TIMEOUT_S)
-        except OSError:
-            connection.close()
-            raise
+    with opened(path.parent) as directory, ExitStack() as undone:
+        connection = undone.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC))
+        # Where the queue is full the kernel waits for room, which it does for no socket with a timeout of Python's.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(_TIMEOUT_S), 0))
+        connection.connect(daemon_socket.address(directory))
+        check_peer(connection)
+        connection.settimeout(_TIMEOUT_S)
+        undone.pop_all()
     return connection
 
 
@@ -162,10 +166,8 @@ def _get(path: Path, target: str) -> str:
         raise ValueError(f"not HTTP: {error}") from error
     finally:
         client.close()
-    if answer.status != 200:
-        raise ValueError(f"HTTP status {answer.status}")
-    if len(body) > MAX_ANSWER:
-        raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
+    if answer.status != 200 or len(body) > MAX_ANSWER:
+        raise ValueError(f"HTTP status {answer.status}, {len(body)} bytes or more")
     return body.decode()
 
 
@@ -201,11 +203,7 @@ def _answer(found: Daemon) -> dict[str, Any]:
         )
     wanted = found.info.reload["asked"] + 1
     try:
-        process = os.pidfd_open(found.info.hot_pid)
-        try:
-            signal.pidfd_send_signal(process, signal.SIGHUP)
-        finally:
-            os.close(process)
+        os.kill(found.info.hot_pid, signal.SIGHUP)
     except ProcessLookupError:
         raise MonitorError(f"the daemon {found.name} has ended") from None
     except PermissionError:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
 
 from monitor.actions.ledger import HOT, noted, runs
-from monitor.cli.daemons import Daemon, choose_daemon, no_daemon_option
-from monitor.cli.output import emit, format_bytes, output_option, table_lines
+from monitor.cli.daemons import Daemon, choose_daemon, state_dir_option
+from monitor.cli.output import Columns, emit, format_bytes, output_option, table, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.hold import pod_brake
 from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
@@ -58,24 +59,26 @@ class Check:
 
 def bcc_version() -> str | None:
     """Version of the distribution's BCC bindings, None if they are not importable; does not import them (60 MB)."""
-    folder = _bcc_folder()
-    if folder is None or not _is_real_bcc(folder):
-        return None
-    try:
-        found = re.search(r"""__version__\s*=\s*['"]([^'"]+)""", (folder / "version.py").read_text())
-    except OSError:
-        found = None
-    return found[1] if found else "of unknown version"
+    with suppress(MonitorError):
+        _bcc_folder()
+        try:
+            return metadata.version("bcc")
+        except metadata.PackageNotFoundError:
+            return "of unknown version"
+    return None
 
 
-def _bcc_folder() -> Path | None:
+def _bcc_folder() -> Path:
+    apt = "apt-get install python3-bpfcc (and a venv made by /usr/bin/python3 with --system-site-packages)"
     spec = importlib.util.find_spec("bcc")
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
-
-
-def _is_real_bcc(folder: Path) -> bool:
+    if spec is None or not spec.origin:
+        raise MonitorError("the Python module bcc is not importable", apt)
+    folder = Path(spec.origin).parent
     # The package `bcc` on PyPI is about body-centred cubic lattices; the BPF one has its bindings in libbcc.py.
-    return (folder / "libbcc.py").exists()
+    if not (folder / "libbcc.py").exists():
+        detail = f"{folder} is PyPI's bcc, a package about lattices that has nothing to do with BPF"
+        raise MonitorError(detail, f"pip uninstall bcc; {apt}")
+    return folder
 
 
 def _tried(name: str, attempt: Callable[[], str], **kind: bool) -> Iterator[Check]:
@@ -164,13 +167,7 @@ def _holds() -> Iterator[Check]:
 
 
 def _bcc() -> str:
-    apt = "apt-get install python3-bpfcc (and a venv made by /usr/bin/python3 with --system-site-packages)"
     folder = _bcc_folder()
-    if folder is None:
-        raise MonitorError("the Python module bcc is not importable", apt)
-    if not _is_real_bcc(folder):
-        detail = f"{folder} is PyPI's bcc, a package about lattices that has nothing to do with BPF"
-        raise MonitorError(detail, f"pip uninstall bcc; {apt}")
     return f"{bcc_version()} in {folder}"
 
 
@@ -308,15 +305,9 @@ def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
 
 
 @click.command()
-@click.option(
-    "--state-dir",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help=f"State directory of the daemon. [the daemon's, or {STATE_DIR}]",
-)
-@no_daemon_option
+@state_dir_option
 @output_option
-def doctor(state_dir: Path | None, no_daemon: bool, output: str) -> int:
+def doctor(state_dir: str | None, no_daemon: bool, output: str) -> int:
     """Show what this kernel and these privileges allow, each "no" with its remedy, and the daemon that runs here.
 
     Hooks are those of `outrace run` with the same state directory, by default the running daemon's. Bounds count near
@@ -329,13 +320,11 @@ def doctor(state_dir: Path | None, no_daemon: bool, output: str) -> int:
         daemon = choose_daemon(("state_dir",), no_daemon, "")
     except MonitorError as error:
         click.echo(f"outrace: {error}", err=True)  # not root, which the checks report with its consequences
-    if state_dir is None:
-        state_dir = Path(daemon.config.state_dir if daemon is not None else STATE_DIR)
     checks = examine()
-    plan = hook_plan(checks, state_dir)
+    plan = hook_plan(checks, Path(state_dir or (STATE_DIR if daemon is None else daemon.config.state_dir)))
     fields = ("name", "ok", "detail", "remedy")
-    found = {"checks": [{k: getattr(check, k) for k in fields} for check in checks], "hook_plan": plan}
-    answer = found if daemon is None else {**found, "daemons": [daemon.to_json()]}
+    answer = {"checks": [{k: getattr(check, k) for k in fields} for check in checks], "hook_plan": plan}
+    answer |= {} if daemon is None else {"daemons": [daemon.to_json()]}
     emit(output, answer, lambda: _lines(checks, plan, daemon))
     return EXIT_OK if plan["rung"] else EXIT_CANNOT
 
@@ -345,17 +334,14 @@ def _lines(checks: Sequence[Check], plan: Mapping[str, Any], daemon: Daemon | No
     yield from table_lines(["check", "", "detail"], [(c.name, word, c.detail) for word, c in words])
     yield from (f"{word} {c.name}: {c.remedy}" for word, c in words if not c.ok)
     yield ""
-    rows = [
-        (
-            rung["name"],
-            "taken" if rung["name"] == plan["rung"] else "ok" if rung["ok"] else "no",
-            format_bytes(rung["unseen_bytes"]) if rung["ok"] else None,
-            f"{rung['unseen_ms']:g} ms" if rung["ok"] else None,
-            rung["detail"] if rung["ok"] else f"{rung['detail']}: {rung['remedy']}",
-        )
-        for rung in plan["rungs"]
-    ]
-    yield from table_lines(["hooks", "", "unseen at most", "for", "detail"], rows)
+    columns: Columns = {
+        "hooks": "name",
+        "": lambda rung: "taken" if rung["name"] == plan["rung"] else "ok" if rung["ok"] else "no",
+        "unseen at most": lambda rung: format_bytes(rung["unseen_bytes"]) if rung["ok"] else None,
+        "for": lambda rung: f"{rung['unseen_ms']:g} ms" if rung["ok"] else None,
+        "detail": lambda rung: rung["detail"] if rung["ok"] else f"{rung['detail']}: {rung['remedy']}",
+    }
+    yield from table(columns, plan["rungs"])
     yield f"hook plan: {plan['rung'] or 'none: fix what says NO'}"
     if daemon is not None:
         config, why = daemon.config, daemon.info.not_ready

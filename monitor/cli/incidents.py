@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from monitor.cli.daemons import choose_daemon, no_daemon_option
+from monitor.cli.daemons import choose_daemon, state_dir_option
 from monitor.cli.main import Group
-from monitor.cli.output import F, Finite, emit, output_option, seconds_of
+from monitor.cli.output import Finite, emit, output_option, seconds_of
 from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
@@ -38,12 +38,6 @@ class Moment(click.ParamType[float]):
             return datetime.datetime.fromisoformat(value).timestamp()
         problem = f"{value!r} is neither a duration (30m, 12h, 7d) nor a time (2026-01-31T12:00)"
         raise click.BadParameter(problem, ctx, param)
-
-
-def state_dir_option(command: F) -> F:
-    """Give a command the options that name a state directory, for `reading`."""
-    text = f"State directory of the daemon. [the daemon's, or {STATE_DIR}]"
-    return click.option("--state-dir", metavar="DIR", help=text)(no_daemon_option(command))
 
 
 def complain(reader: IncidentReader) -> None:

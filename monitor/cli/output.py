@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar
 
@@ -56,6 +56,21 @@ def table_lines(headers: Sequence[str], rows: Sequence[Sequence[object]], prose:
         "  ".join(row[i].rjust(widths[i]) if right[i] else row[i].ljust(widths[i]) for i in columns).rstrip()
         for row in ([header if prose else header.upper() for header in headers], *cells)
     ]
+
+
+#: Head of a column -> the key of a row, or what makes its cell of the row.
+Columns = Mapping[str, str | Callable[[Any], object]]
+
+
+def table(columns: Columns, rows: Iterable[Mapping[str, Any]], prose: bool = False) -> list[str]:
+    """`table_lines` of what `-o json` prints as a list of objects."""
+    cells = [[row[made] if isinstance(made, str) else made(row) for made in columns.values()] for row in rows]
+    return table_lines(list(columns), cells, prose)
+
+
+def amount_of(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A cell: the amount at ``key`` of a row, in the unit of the row's signal."""
+    return lambda row: format_amount(row.get(key), row["signal"])
 
 
 def _numeric(cell: str) -> bool:

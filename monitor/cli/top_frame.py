@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,9 @@ from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.compat import quotient
-from monitor.policy.ranking import Candidate
+from monitor.policy.ranking import Candidate, Key
 from monitor.policy.releases import Era, era
-from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, used
+from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, Observation, used
 from monitor.policy.thresholds import Threshold, kubelets
 from monitor.race.badness import likely_victim
 from monitor.settings.config import RunConfig
@@ -80,8 +80,7 @@ class Node:
         self.reported = None
         domains, pods, origin = self._read()
         reported: dict[str, Any] = self.reported or {}
-        node = domains["node"]
-        signals, stalls = _signals(domains), reported.get("stalls", {})
+        node, signals, stalls = domains["node"], _signals(domains), reported.get("stalls", {})
         for pod in pods:
             pod["stall_ratio"] = stalls.get(pod["uid"])
         return {
@@ -89,9 +88,13 @@ class Node:
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
             "node": {"cgroup": str(self.path), **node.figures()},
-            "signals": signals,
+            "signals": {name: {"available": o.available, "capacity": o.capacity} for name, o in signals.items()},
             "kubepods": domains["kubepods"].figures() if "kubepods" in domains else None,
-            "thresholds": _distances(self.thresholds, signals, self.compared),
+            "thresholds": [
+                threshold_row(one, signals[one.signal]) | {"compared": one in self.compared}
+                for one in self.thresholds
+                if one.signal in signals  # else it is not observed, so never met
+            ],
             "forecasts": reported.get("forecasts", []),
             "braked": reported.get("braked"),
             "held": reported.get("held", []),
@@ -136,15 +139,29 @@ class Node:
         return domains, pods
 
 
-def _signals(domains: Readings) -> dict[str, dict[str, int]]:
+def _signals(domains: Readings) -> dict[str, Observation]:
     """What is available by each memory signal, in bytes, and the capacity that it is of."""
-    seen: dict[str, dict[str, int]] = {}
+    seen: dict[str, Observation] = {}
     for name, reading in domains.items():
         if (capacity := reading.capacity) is not None:
             figures = reading.usage, reading.inactive_file, reading.active_file
-            for signal in OF_DOMAIN[name]:
-                seen[signal] = {"available": capacity - used(signal, *figures), "capacity": capacity}
+            seen |= {signal: Observation(capacity - used(signal, *figures), capacity, 0) for signal in OF_DOMAIN[name]}
     return seen
+
+
+def threshold_row(threshold: Threshold, seen: Observation | None) -> dict[str, Any]:
+    """A threshold, with what is left until ``seen`` is at it; it is met strictly below. None: it is not observed."""
+    quantity = None if seen is None else threshold.quantity(seen.capacity)
+    distance = None if seen is None or quantity is None else seen.available - quantity
+    return {
+        "signal": threshold.signal,
+        "kind": "hard" if threshold.hard else "soft",
+        "value": str(threshold.value),
+        "quantity": quantity,
+        "available": None if seen is None else seen.available,
+        "distance": distance,
+        "met": distance is not None and distance < 0,
+    }
 
 
 def from_summary(
@@ -179,50 +196,16 @@ def _identity(found: FoundPod, rules: Era) -> dict[str, Any]:
 
 def _ordered(pods: list[dict[str, Any]], rules: Era) -> list[dict[str, Any]]:
     """The pods, the first victim first, each with how far it is above its request."""
-    by_uid = {pod["uid"]: pod for pod in pods}
-    candidates = [
-        Candidate(
-            uid=pod["uid"],
-            namespace=pod["namespace"],
-            name=pod["name"],
-            priority=pod["priority"],
-            request=pod["request"] or 0,
-            usage=pod["working_set"],
-            critical=bool(pod["critical"]),
-            qos=pod["qos"] or "",
-        )
-        for pod in by_uid.values()
-    ]
-    order = [by_uid[c.uid] for c in sorted(candidates, key=rules.memory_key)]
+
+    def place(pod: Mapping[str, Any]) -> Key:
+        given = {"usage": pod["working_set"], "request": pod["request"] or 0, "critical": bool(pod["critical"])}
+        same = {key: pod[key] for key in (*_NAMES, "priority")}
+        return rules.memory_key(Candidate(**same, **given, qos=pod["qos"] or ""))
+
+    order = sorted({pod["uid"]: pod for pod in pods}.values(), key=place)
     for pod in order:
         pod["over_request"] = None if pod["request"] is None else pod["working_set"] - pod["request"]
     return order
-
-
-def _distances(
-    thresholds: list[Threshold], signals: Mapping[str, Mapping[str, int]], compared: list[Threshold]
-) -> list[dict[str, Any]]:
-    """Each threshold with the bytes left until available is at it; it is met when available is strictly below."""
-    rows = []
-    for threshold in thresholds:
-        seen = signals.get(threshold.signal)
-        if seen is None:
-            continue  # not observed, so never met
-        available = seen["available"]
-        quantity = threshold.quantity(seen["capacity"])
-        rows.append(
-            {
-                "signal": threshold.signal,
-                "kind": "hard" if threshold.hard else "soft",
-                "value": str(threshold.value),
-                "quantity": quantity,
-                "available": available,
-                "distance": available - quantity,
-                "met": available < quantity,
-                "compared": threshold in compared,
-            }
-        )
-    return rows
 
 
 def script_figures(node: Reading) -> dict[str, int | None]:
@@ -244,32 +227,27 @@ def script_figures(node: Reading) -> dict[str, int | None]:
 SPAN_S = 10.0
 #: Two looks closer than this say nothing about a rate.
 _LEAST_S = 0.5
-#: Looks kept: of a frame each second, more than the span, whenever the last one before it was.
-_KEPT = 120
 
 
 class Trends:
     """Working sets in bytes by key (the uid of a pod, or a domain), over the last frames. Times are seconds."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, deque[tuple[float, int]]] = {}
+        self._seen: deque[tuple[float, Mapping[str, int]]] = deque()
 
-    def note(self, at_s: float, sizes: Mapping[str, int]) -> None:
-        """Record the size of each key now; forget keys that are missing."""
-        self._seen = {key: self._seen.get(key) or deque(maxlen=_KEPT) for key in sizes}
+    def growth(self, at_s: float, sizes: Mapping[str, int]) -> dict[str, int | None]:
+        """Bytes a second of each key of ``sizes``, which are of now, over the last `SPAN_S`; None: not known yet."""
+        self._seen.append((at_s, sizes))
+        begin_s = at_s - SPAN_S
+        while len(self._seen) > 1 and self._seen[1][0] <= begin_s:
+            self._seen.popleft()
+        found: dict[str, int | None] = {}
         for key, size in sizes.items():
-            self._seen[key].append((at_s, size))
-
-    def growth(self, key: str) -> int | None:
-        """Bytes a second over the last `SPAN_S`; None: not known yet."""
-        seen = self._seen.get(key)
-        if not seen:
-            return None
-        end_s, end = seen[-1]
-        # A figure holds until the next one: at the start of the span it is the last one before.
-        before = [point for point in seen if point[0] <= end_s - SPAN_S]
-        start_s, start = (end_s - SPAN_S, before[-1][1]) if before else seen[0]
-        return None if end_s - start_s < _LEAST_S else round((end - start) / (end_s - start_s))
+            # A figure holds until the next one: at the begin of the span it is the last one before.
+            start_s, start = next((max(then_s, begin_s), then[key]) for then_s, then in self._seen if key in then)
+            took_s = at_s - start_s
+            found[key] = None if took_s < _LEAST_S else round((size - start) / took_s)
+        return found
 
 
 #: A look at all processes (some 60 us each) is repeated after this long, or after so many times what it took: at most
@@ -281,20 +259,23 @@ _MACHINE = ("Slab", "KernelStack", "PageTables", "SecPageTables", "Percpu")
 _OF_CGROUP = ("slab", "kernel_stack", "pagetables", "percpu", "vmalloc")
 
 
-def composition(hierarchy: Hierarchy, path: Path) -> dict[str, int | None]:
+def composition(hierarchy: Hierarchy, path: Path | None) -> dict[str, int | None]:
     """`anon`, `shmem` and `kernel` of a cgroup, or of the machine at the root, in bytes; None: not known here."""
-    try:
+    found: Sequence[int | None] = (None, None, None)
+    with suppress(MonitorError, OSError):  # removed, or not readable
         if path == hierarchy.root:
-            found = meminfo.read()
-            kernel = [found[name] for name in _MACHINE if name in found]
-            return {"anon": found.get("AnonPages"), "shmem": found.get("Shmem"), "kernel": sum(kernel) or None}
-        stat = cgroupfs.memory_stat(path)
-        if hierarchy.version == 1:
-            return {"anon": stat.get("total_rss"), "shmem": stat.get("total_shmem"), "kernel": _kernel_v1(path)}
-        parts = [stat[name] for name in _OF_CGROUP if name in stat]
-        return {"anon": stat.get("anon"), "shmem": stat.get("shmem"), "kernel": stat.get("kernel", sum(parts) or None)}
-    except (MonitorError, OSError):
-        return {"anon": None, "shmem": None, "kernel": None}  # removed, or not readable
+            stat = meminfo.read()
+            found = stat.get("AnonPages"), stat.get("Shmem"), _sum(stat, _MACHINE)
+        elif path is not None:
+            stat = cgroupfs.memory_stat(path)
+            found = stat.get("anon"), stat.get("shmem"), stat.get("kernel", _sum(stat, _OF_CGROUP))
+            if hierarchy.version == 1:
+                found = stat.get("total_rss"), stat.get("total_shmem"), _kernel_v1(path)
+    return dict(zip(("anon", "shmem", "kernel"), found, strict=True))
+
+
+def _sum(stat: Mapping[str, int], names: Iterable[str]) -> int | None:
+    return sum(stat[name] for name in names if name in stat) or None
 
 
 def _kernel_v1(path: Path) -> int | None:
@@ -332,14 +313,13 @@ class ProcessLooks:
 
 
 def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
-    total = total_pages(hierarchy, node)
     found = candidates(hierarchy, node, owner)
-    taken = likely_victim(found, total, None if node == hierarchy.root else str(node))
-    values: dict[str, list[int]] = {}
-    for process in found:
-        if process.pod is not None:
-            values.setdefault(process.pod, []).append(process.oom_score_adj)
-    scores = {uid: (min(each), max(each)) for uid, each in values.items()}
+    taken = likely_victim(found, total_pages(hierarchy, node), None if node == hierarchy.root else str(node))
+    scores: dict[str, tuple[int, int]] = {}
+    for one in found:
+        if one.pod is not None:
+            lowest, highest = scores.get(one.pod, (one.oom_score_adj, one.oom_score_adj))
+            scores[one.pod] = min(lowest, one.oom_score_adj), max(highest, one.oom_score_adj)
     if taken is None:
         return Looked(None, scores)
     process = taken.process
@@ -371,17 +351,15 @@ class Sampler:
         sizes = {uid: pod["working_set"] for uid, pod in pods.items()}
         domains = {"node": node.path, "kubepods": node.kubepods()}
         sizes |= {name: frame[name]["working_set"] for name in domains if frame[name]}
-        self._trends.note(time.monotonic(), sizes)
+        growth = self._trends.growth(time.monotonic(), sizes)
         looked = self._looks.look(node.hierarchy, node.path, pod_owners(node.source.pods))
-        nothing = {"anon": None, "shmem": None, "kernel": None}
         for name, path in domains.items():
             if frame[name] is not None:
-                made_of = nothing if path is None else composition(node.hierarchy, path)
-                frame[name] |= {**made_of, "growth_bytes_per_s": self._trends.growth(name)}
+                frame[name] |= {**composition(node.hierarchy, path), "growth_bytes_per_s": growth[name]}
         for uid, pod in pods.items():
             score = looked.scores.get(uid)
             pod["oom_score_adj"] = None if score is None else {"lowest": score[0], "highest": score[1]}
-            pod["growth_bytes_per_s"] = self._trends.growth(uid)
+            pod["growth_bytes_per_s"] = growth[uid]
         frame |= {"kernel_victim": looked.victim, "daemon": self._daemon()}
         frame["problems"] = [*frame["problems"], *([looked.problem] if looked.problem else [])]
         return frame

@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from monitor.cli.explain_text import held_lines, suspension_lines
 from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, table_lines, text_of, width_of
 from monitor.cli.top_frame import FILES, Frame
 from monitor.policy.signals import DOMAIN_OF
+from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 from monitor.race.units import span
 
 #: Pods that are shown before anything else is left out for them.
 _PODS = 4
 #: Of what is held or wrong, as many lines.
 _NOTICES = 3
-_PAGE = 10
+#: Key -> lines that the pods are moved by.
+_MOVES = {"up": -1, "down": 1, "pgup": -10, "pgdn": 10}
 #: Columns beside the name, of which so much is always shown.
 _COLUMNS, _NAME = ("", "#", "STALL", "OVER", "USED", "PRIORITY", "ADJ", "GROWTH"), 22
 #: The column is there from this share of a second on.
@@ -32,13 +33,8 @@ class View:
 
     def press(self, key: str) -> None:
         """``key`` as `monitor.cli.top` names it."""
-        if key == "q":
-            self.ended = True
-        elif key in _MOVES:
-            self.offset = max(0, self.offset + _MOVES[key])
-
-
-_MOVES = {"up": -1, "down": 1, "pgup": -_PAGE, "pgdn": _PAGE}
+        self.ended = self.ended or key == "q"
+        self.offset = max(0, self.offset + _MOVES.get(key, 0))
 
 
 #: A pod with its place in the order of eviction, from 1; None: it is never evicted.
@@ -122,17 +118,15 @@ def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[_Block
 
 def _below(frame: Frame, width: int) -> Iterator[_Block]:
     if (victim := frame["kernel_victim"]) is not None:
-        yield 2, [line("the kernel kills next: ", Span(_victim(victim, width - 23), "bad"))]
+        yield 2, [line("the kernel kills next: ", Span(_victim(victim, width), "bad"))]
     if (daemon := frame["daemon"]) is not None:
         yield 3, [_losses(daemon)]
 
 
-def _victim(victim: Frame, room: int) -> str:
-    """In ``room`` columns if that is possible: the pod's name is shortened for it."""
+def _victim(victim: Frame, width: int) -> str:
     process = f"{shorten(plain(victim['comm']), 24)} ({victim['pid']})"
-    what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
-    pod = plain(victim["pod"] or "")
-    return process + (f" of {shorten(pod, max(8, room - len(process + what) - 4))}" if pod else ", in no pod") + what
+    where = f" of {shorten(plain(victim['pod']), max(8, width - 70))}" if victim["pod"] else ", in no pod"
+    return f"{process}{where}, {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
 
 
 def _losses(daemon: Frame) -> Line:
@@ -144,6 +138,39 @@ def _losses(daemon: Frame) -> Line:
     unseen = f"; {format_bytes(bound)} may move unseen" if bound else ""
     trigger = f"; trigger {daemon['trigger']}" if daemon["trigger"] else ""
     return line(records, unseen, trigger)
+
+
+def suspension_lines(braked: Frame | None) -> Iterator[str]:
+    """No line while evictions are not suspended. ``braked``: `NodeState.braked`."""
+    if braked is None:
+        return
+    pods, outside = format_bytes(braked["pods_bytes"]), format_bytes(braked["outside_bytes"])
+    rate = "at an unknown rate"
+    if braked["growth_outside"] is not None:
+        rate = f"by {format_bytes(max(0, braked['growth_outside']))} a second"
+    why = {
+        NOT_COVERED: f"all pods that may be evicted have {pods} together, less than what is missing",
+        OUTGROWN: f"what is outside of the pods grows {rate} and would use up all they have, {pods}, within a minute",
+        NO_GAIN: "the last evictions gained nothing",
+    }
+    reason = why.get(braked["reason"], braked["reason"])
+    yield f"evictions for {braked['signal']} are suspended for {braked['held_s']:.1f} s: {reason}"
+    yield f"the kubelet would evict {braked['name']} now; {outside} are in use that no eviction frees"
+    for taker in braked["takers"]:
+        yield f"  {taker}"
+
+
+def held_lines(held: Sequence[Frame]) -> Iterator[str]:
+    """One line for each held pod. ``held``: `monitor.side.holds.Holds.shown`."""
+    for one in held:
+        why = "it is the next victim" if one["reason"] == "victim" else "it grows"
+        cap = "" if one["cap"] is None else f", at most {format_bytes(one['cap'])}"
+        line = "" if one["second_line"] is None else f", killed below {format_bytes(one['second_line'])}"
+        step = f" {one['step']} the kubelet's line" if one["step"] else ""
+        yield (
+            f"{one['pod']} is held{step} for {one['held_s']:.1f} s ({one['brake']}{cap}), because {why}; "
+            f"{one['signal']} was {format_bytes(one['available'])}{line}; its time limit is in {one['left_s']:.0f} s"
+        )
 
 
 # the pods

@@ -29,7 +29,6 @@ from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, OWN_KEYS, SETT
 if TYPE_CHECKING:
     from monitor.pods.spec import Choice
 
-_FIELDS = {setting.kubelet_key: setting.field for setting in SETTINGS if setting.kubelet_key in configuration.TEXT_MAPS}
 _PATHS = frozenset(setting.name for setting in SETTINGS if setting.parse is values.absolute_path)
 #: Field, option, the value that needs an API server, the one that does not.
 _OF_A_CLUSTER = (("evict_by", "--evict-by", "api", "kill"), ("node_taints", "--node-taints", "own", "none"))
@@ -149,8 +148,7 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
         found["listen_host"], found["listen_port"] = found.pop("listen")
     settle_mode(found, origins)
     reserved = _reserved(settings)
-    for key, amounts in reserved.items():
-        found[_FIELDS[key]] = amounts.get("memory", ZERO).value
+    found["system_reserved"], found["kube_reserved"] = (of.get("memory", ZERO).value for of in reserved.values())
     config = RunConfig(**found, origins=origins, inputs=to_inputs(kubelets, file, drop_ins))
     check_mode(config)
     _check_thresholds(config, settings, rules, {given.origin for given in own.values()})
@@ -243,11 +241,13 @@ def _has_nul(value: Any) -> bool:
 
 
 def _reserved(settings: Settings) -> dict[str, dict[str, Quantity]]:
-    amounts: dict[str, dict[str, Quantity]] = {"systemReserved": {}, "kubeReserved": {}}
-    for key, found in amounts.items():
+    """What the system keeps, and Kubernetes itself."""
+    amounts: dict[str, dict[str, Quantity]] = {}
+    for key in (configuration.SYSTEM_RESERVED, configuration.KUBE_RESERVED):
+        amounts[key] = {}
         for name, (amount, origin) in settings.maps[key].items():
             try:
-                found[name] = values.reserved(name, amount)
+                amounts[key][name] = values.reserved(name, amount)
             except ValueError as error:
                 remedy = _remedy(str(error)).partition(", or a percentage")[0]  # no part of a capacity can be reserved
                 raise ConfigError(f"{origin}: {name}: {amount}: {error}", remedy) from None
@@ -353,10 +353,14 @@ def check_kernel(config: RunConfig, cgroup_version: int) -> None:
 # carries them, so that `outrace config show` has the origins of what is in force also where a file has changed since.
 def to_inputs(kubelets: Mapping[str, Given], file: Source | None, drop_ins: tuple[Source, ...]) -> dict[str, Any]:
     """``kubelets``: the kubelet's keys that outrace itself was given, parsed."""
+
+    def kept(source: Source) -> Source:
+        return source._replace(content={key: one for key, one in source.content.items() if key in KUBELET_KEYS})
+
     found = {
         "own": {key: list(given) for key, given in kubelets.items()},
-        "file": None if file is None else _source(file),
-        "drop_ins": [_source(one) for one in drop_ins],
+        "file": None if file is None else kept(file),
+        "drop_ins": list(map(kept, drop_ins)),
     }
     # YAML has dates, JSON has none; no key of ours takes one.
     copied: dict[str, Any] = json.loads(json.dumps(found, default=str, skipkeys=True))
@@ -385,10 +389,6 @@ def value_of(config: RunConfig, option: Option) -> Any:
     return getattr(config, option.field)
 
 
-def _source(source: Source) -> list[Any]:
-    return [source.name, {key: value for key, value in source.content.items() if key in KUBELET_KEYS}]
-
-
 # The default threshold of a machine without reserved memory (``--pods services``). By the kubelet's formula all memory
 # is available that neither processes nor page cache have: also what the kernel holds for itself and the pages that it
 # keeps free (vm.min_free_kbytes). A node makes up for that by systemReserved and a chosen threshold. On a VM of 1 GiB
@@ -403,14 +403,16 @@ def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:
     """The configuration with the default hard threshold of memory so many bytes higher, instead of by the share that it
     has now; the same where a threshold was given, or the release has none.
     """
-    before, config = _origin(config), dataclasses.replace(config, kernels_share=share)
-    if config.origins.get("eviction_hard") not in (DEFAULT, before) or before == "":
+    rules, sizes = era(config.policy), [-(-size // _MI) for size in (config.kernels_share, share)]
+    default = rules.default_hard.get(MEMORY)
+    before, origin = (f"{DEFAULT} {default}, and {size}Mi that the kernel keeps" for size in sizes)
+    config = dataclasses.replace(config, kernels_share=share)
+    if default is None or config.origins.get("eviction_hard") not in (DEFAULT, before):
         return config
-    rules, origin = era(config.policy), _origin(config)
     own, file, drop_ins = from_inputs(config.inputs)
     own.pop(HARD, None)
     if share > 0:
-        line = -(-Quantity.parse(rules.default_hard[MEMORY]).value // _MI) + _mib(share)
+        line = -(-Quantity.parse(default).value // _MI) + sizes[1]
         own[HARD] = Given({**rules.default_hard, MEMORY: f"{line}Mi"}, origin)
     settings = configuration.in_force(file, drop_ins, own, rules)
     return dataclasses.replace(
@@ -419,13 +421,3 @@ def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:
         origins={**config.origins, "eviction_hard": settings.origins[HARD]},
         inputs=to_inputs(own, file, drop_ins),
     )
-
-
-def _origin(config: RunConfig) -> str:
-    """Of the default threshold over this share; "" where the release has none."""
-    default = era(config.policy).default_hard.get(MEMORY)
-    return "" if default is None else f"{DEFAULT} {default}, and {_mib(config.kernels_share)}Mi that the kernel keeps"
-
-
-def _mib(size: int) -> int:
-    return -(-size // _MI)

@@ -153,18 +153,14 @@ def test_the_scripts_divide_like_the_shell() -> None:
 
 def test_growth_is_over_the_last_ten_seconds() -> None:
     trends = Trends()
-    assert trends.growth("a") is None
-    trends.note(100.0, {"a": 50 * MI})
-    assert trends.growth("a") is None, "of one look nothing is known"
-    trends.note(100.1, {"a": 90 * MI})
-    assert trends.growth("a") is None, "nor of two that are too near"
+    assert trends.growth(100.0, {"a": 50 * MI}) == {"a": None}, "of one look nothing is known"
+    assert trends.growth(100.1, {"a": 90 * MI}) == {"a": None}, "nor of two that are too near"
     for second in range(1, 31):
-        trends.note(100.0 + second, {"a": 50 * MI + second * 2 * MI, "b": 5 * MI})
-    assert trends.growth("a") == pytest.approx(2 * MI)
-    assert trends.growth("b") == 0
+        found = trends.growth(100.0 + second, {"a": 50 * MI + second * 2 * MI, "b": 5 * MI})
+    assert found == {"a": pytest.approx(2 * MI), "b": 0}
     for second in range(31, 42):
-        trends.note(100.0 + second, {"a": 110 * MI})
-    assert (trends.growth("a"), trends.growth("b")) == (0, None), "b is gone"
+        found = trends.growth(100.0 + second, {"a": 110 * MI})
+    assert found == {"a": 0}, "b is gone"
 
 
 @pytest.mark.parametrize(
