@@ -45,7 +45,7 @@ COMMANDS = {
     "incidents": ("monitor.cli.incidents:incidents", "Show the stored races: verdict, timeline, advice."),
     "reserve": ("monitor.cli.reserve:reserve", "Size a node: what it keeps back, what pods get, by which rule."),
     "evicted": ("monitor.cli.evicted:evicted", "List or delete Evicted pods left behind in the API server."),
-    "replay": ("monitor.cli.replay:replay", "Decide and judge again what `run --record` recorded."),
+    "replay": ("monitor.cli.replay:command", "Decide and judge again what `run --record` recorded."),
     "unload": ("monitor.cli.unload:unload", "Unpin the BPF programs, undo what a killed daemon left."),
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),

@@ -2,7 +2,7 @@
 
 Only there while `--record` is given. Sent after the pass was acted on, never waiting: what does not fit the channel is
 counted, and from then on nothing is sent until a snapshot (the whole ranking and the policy's state) fits, from which
-a replay can go on. `outrace replay` (monitor/replay.py) is the reader.
+a replay can go on. `outrace replay` (monitor/cli/replay.py) is the reader.
 """
 
 from __future__ import annotations

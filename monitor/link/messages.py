@@ -207,7 +207,7 @@ class Refresh(NamedTuple):
     """Bring every counter in the `domains` map up to date (the side waits until `sweeps` has moved)."""
 
 
-# of the hot process, only for a recording (`monitor.side.recording`), and read from one (`monitor.replay`)
+# of the hot process, only for a recording (`monitor.side.recording`), and read from one (`monitor.cli.replay`)
 
 
 class Ranking(NamedTuple):

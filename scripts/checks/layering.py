@@ -26,9 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hold": {"actions", "kernel", "link", "policy", "settings", "sources"},
     "hot": {"actions", "hold", "kernel", "link", "pods", "policy", "settings", "sources"},
     "side": {"actions", "hold", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
-    "replay": {"hot", "link", "policy", "race", "settings", "side"},
     "cli": {
-        *("actions", "evicted", "hold", "hot", "kernel", "kube", "link", "pods", "policy", "race", "replay"),
+        *("actions", "evicted", "hold", "hot", "kernel", "kube", "link", "pods", "policy", "race"),
         *("settings", "side", "sources"),
     },
     "lab": {"actions", "cli", "hot", "kernel", "link", "pods", "policy", "race", "settings", "side", "sources"},

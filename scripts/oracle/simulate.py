@@ -21,9 +21,9 @@ from kept import ROOT
 
 sys.path.insert(0, str(ROOT))
 
+from monitor.cli.replay import replay
 from monitor.policy.releases import ERAS
 from monitor.race.events import Event
-from monitor.replay import replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.incidents.store import IncidentStore

@@ -4,10 +4,10 @@ import json
 import time
 from pathlib import Path
 
+from monitor.cli.replay import replay
 from monitor.race.episode import Episode, State, feed
 from monitor.race.events import Clock, End, Event, Tick
 from monitor.race.verdict import verdict
-from monitor.replay import replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.judge import STEP_NS, WallClock, wall_offset_ns

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monitor.cli.replay import Replayed, replay
 from monitor.errors import MonitorError
 from monitor.race import episode
 from monitor.race.episode import State
 from monitor.race.events import End, Event
 from monitor.race.joining import Open
 from monitor.race.verdict import verdict
-from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.recording import CONFIG_FIELDS, Reader, Recorder, header

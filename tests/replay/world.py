@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from monitor.cli.replay import Replayed, replay
 from monitor.hold import brakes, control, figures
 from monitor.hold.control import HoldControl
 from monitor.hot import act, decide, moved_pods, pass_timer
@@ -32,7 +33,6 @@ from monitor.link.messages import (
 from monitor.policy.pending_release import Coming
 from monitor.policy.releases import era
 from monitor.policy.signals import Observation
-from monitor.replay import Replayed, replay
 from monitor.settings.config import RunConfig
 from monitor.side.recording import Reader, Writer, header
 from monitor.sources import suspension_figures
