@@ -17,7 +17,7 @@ from monitor.pods.installations import NodeKubelet
 from monitor.policy.configuration import ENFORCE, HARD, TEXT_MAPS, Given, Source
 from monitor.policy.releases import CURRENT, era_of
 from monitor.policy.translate import BOOLEANS, FIELDS
-from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, KUBELETS_CONFIGZ, KUBELETS_VERSION, SETTINGS
+from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, SETTINGS
 
 _shown = partial(json.dumps, sort_keys=True, default=str)
 #: Seconds that the kubelet may take to answer.
@@ -69,7 +69,7 @@ def kubelet_release(access: Access) -> Given | str:
     found = re.fullmatch(r"v(\d{1,4})\.(\d{1,4})\.[\w.+-]{1,60}", version, re.ASCII)
     if found is None:
         return f"the Node object {access.node} at {cluster.server} has another kubeletVersion than v1.2.3"
-    return Given(era_of((int(found[1]), int(found[2]))), f"{KUBELETS_VERSION} {version} at {cluster.server}")
+    return Given(era_of((int(found[1]), int(found[2]))), f"the kubelet's version {version} at {cluster.server}")
 
 
 def differences(options: Mapping[str, Given], kubelet: tuple[Source, ...]) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def _configz(access: Access) -> Source:
         raise MonitorError(f"{whose}: no token, and a kubelet lets nobody in with its own certificate")
     server = access.kubelet_server(credentials=cluster.credentials)
     with closing(KubeletClient(server, timeout_s=_TIMEOUT_S)) as client:
-        return Source(f"{KUBELETS_CONFIGZ} at {access.kubelet.url}", {**_EMPTY, **_known(client.configz())})
+        return Source(f"the kubelet's /configz at {access.kubelet.url}", {**_EMPTY, **_known(client.configz())})
 
 
 def _known(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from monitor.kernel.charging import AUTO, NAMES, POLL
 from monitor.policy.configuration import MERGE_DEFAULTS
 from monitor.policy.releases import ERAS
+from monitor.policy.signals import MEMORY
 from monitor.settings import values
 from monitor.settings.config import MODES, STATE_DIR
 
@@ -58,7 +59,25 @@ def _setting(declared: str, parse: Callable[[Any], Any], text: str, kubelet: boo
     name, _, metavar = declared.partition(" ")
     first, *others = name.split("-")
     key = first + "".join(map(str.capitalize, others)) if kubelet else ""
-    return Option(name, parse, metavar, text, kubelet_key=key, **{"field": name.replace("-", "_"), **rest})
+    field = name.replace("-", "_") + _UNITS.get(parse, "")
+    return Option(name, parse, metavar, text, kubelet_key=key, **{"field": field, **rest})
+
+
+#: A duration or a number -> the unit in the name of its field.
+_UNITS: dict[Callable[[Any], Any], str] = {
+    **dict.fromkeys((values.duration_ns, values.positive_duration_ns, values.whole_seconds_ns), "_ns"),
+    values.whole_number: "_s",
+}
+
+
+def _file(declared: str, text: str, **rest: Any) -> Option:
+    """A file of settings, no setting itself."""
+    return _setting(declared, values.text, text, field="", **rest)
+
+
+def _own(name: str, parse: Callable[[Any], Any], text: str, **rest: Any) -> Option:
+    """A key of the own file alone."""
+    return _setting(name, parse, text, kind=OWN_KEY, **rest)
 
 
 def _key(name: str, parse: Callable[[Any], Any], text: str, **rest: Any) -> Option:
@@ -82,26 +101,20 @@ def _text_map(name: str, operator: str, what: str, example: str, default: str = 
     return _setting(f"{name} MAP", values.text_map(operator, example), text, True, live=live)
 
 
+def _eviction(name: str, what: str, value: str, default: str = "none") -> Option:
+    """A map of signals to what follows them in a flag."""
+    return _text_map(f"eviction-{name}", value[0], what, f"{MEMORY}{value}", default, live=True)
+
+
 def _urls(name: str, text: str) -> Option:
     return _setting(f"{name} URL", values.urls(f"--{name}"), f"{text} [none]", kind=TEXTS, field=f"{name}s", live=True)
 
 
 OPTIONS: tuple[Option, ...] = (
     # Files
-    _setting(
-        "config FILE",
-        values.text,
-        "Read this configuration file, YAML or TOML; keys are the option names.",
-        field="",
-        own_file=False,
-    ),
+    _file("config FILE", "Read this configuration file, YAML or TOML; keys are the option names.", own_file=False),
     # A node with a kubelet does not need it: outrace reads the kubelet's own settings, drop-ins included.
-    _setting(
-        "kubelet-config FILE",
-        values.text,
-        "Read this KubeletConfiguration, unchanged. [that of the kubelet of this node]",
-        field="",
-    ),
+    _file("kubelet-config FILE", "Read this KubeletConfiguration, unchanged. [that of the kubelet of this node]"),
     # Node and pods
     _setting(
         "node-cgroup PATH", values.text, "Treat this cgroup as the node; its limit is the capacity. [the whole machine]"
@@ -112,13 +125,7 @@ OPTIONS: tuple[Option, ...] = (
         "Where pods come from: auto (the kubelet if there is one, else services), kubelet[:URL], apiserver, "
         "manifests:DIR, services or cgroups. [auto]",
     ),
-    _setting(
-        "services",
-        values.services,
-        "Priority, request, grace and never of services, by pattern. [none]",
-        kind=OWN_KEY,
-        live=True,
-    ),
+    _own("services", values.services, "Priority, request, grace and never of services, by pattern. [none]", live=True),
     # Credentials of its own can have fewer rights than the kubelet's. Only its exec plugin runs.
     _setting(
         "kubeconfig FILE",
@@ -147,7 +154,6 @@ OPTIONS: tuple[Option, ...] = (
         "hold-limit DURATION",
         values.positive_duration_ns,
         "Maximum time that a pod is held before the policy decides, plus --hard-grace; in all at most twice that. [2m]",
-        field="hold_limit_ns",
     ),
     # None: at a hard threshold memory is gone in milliseconds, and the kubelet gives no grace either.
     _setting(
@@ -155,7 +161,6 @@ OPTIONS: tuple[Option, ...] = (
         values.whole_seconds_ns,
         "With --mode enforce on cgroup v2: hold, send SIGTERM, and SIGKILL after this or below the kill threshold. "
         "[none]",
-        field="hard_grace_ns",
     ),
     # User space asks everything once more before it kills; kernel is for thresholds of less than 1 MiB.
     _choice("trigger", ("user", "kernel"), "What kills under --enforce: user space alone, or the BPF program too."),
@@ -174,15 +179,9 @@ OPTIONS: tuple[Option, ...] = (
     # Policy and thresholds
     _choice("policy", ERAS, "Release of the kubelet whose policy decides."),
     # Naming one signal switches the other defaults off, as in the kubelet.
-    _text_map("eviction-hard", "<", "Hard eviction thresholds", "memory.available<100Mi", "those of the release", True),
-    _text_map("eviction-soft", "<", "Soft eviction thresholds", "memory.available<300Mi", live=True),
-    _text_map(
-        "eviction-soft-grace-period",
-        "=",
-        "Time that a soft threshold must be met before an eviction",
-        "memory.available=1m30s",
-        live=True,
-    ),
+    _eviction("hard", "Hard eviction thresholds", "<100Mi", "those of the release"),
+    _eviction("soft", "Soft eviction thresholds", "<300Mi"),
+    _eviction("soft-grace-period", "Time that a soft threshold must be met before an eviction", "=1m30s"),
     # 0, the kubelet's default, kills at once; below 0 each pod has its own grace.
     _setting(
         "eviction-max-pod-grace-period SECONDS",
@@ -190,30 +189,21 @@ OPTIONS: tuple[Option, ...] = (
         "Maximum grace of a soft eviction; below 0 the pod's own. [0]",
         True,
         kind=NUMBER,
-        field="eviction_max_pod_grace_period_s",
         live=True,
     ),
     # Without it a node that is just above the threshold crosses it again at the next allocation.
-    _text_map(
-        "eviction-minimum-reclaim",
-        "=",
-        "Distance above its threshold to which evictions bring a signal",
-        "memory.available=0Mi",
-        live=True,
-    ),
+    _eviction("minimum-reclaim", "Distance above its threshold to which evictions bring a signal", "=0Mi"),
     _setting(
         "eviction-pressure-transition-period DURATION",
         values.duration_ns,
         "Time that a condition lasts after its threshold is clear. [5m]",
         True,
-        field="eviction_pressure_transition_period_ns",
         live=True,
     ),
-    _setting(
+    _own(
         "stall",
         values.stall_rules,
         "Report a pod that waits for memory for more than this share of the grace; none: never. [pod>50%,grace=10s]",
-        kind=OWN_KEY,
     ),
     _key(
         "enforce-node-allocatable",
@@ -270,7 +260,7 @@ OPTIONS: tuple[Option, ...] = (
     _setting("record FILE", values.record, "Record every input to FILE, for outrace replay. [none]"),
     _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
     _urls("webhook", "POST every alert to this URL; repeatable."),
-    _setting("runbook-url", values.base_url, "Link alerts to pages below this URL. [none]", kind=OWN_KEY),
+    _own("runbook-url", values.base_url, "Link alerts to pages below this URL. [none]"),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
     _setting(
         "state-dir DIR", values.path, f"Keep incidents, statuses of evicted pods and the lock here. [{STATE_DIR}]"
@@ -310,5 +300,3 @@ OWN_KEYS = tuple(option.name for option in OPTIONS if option.own_file)
 KUBELET_KEYS = (*(option.kubelet_key for option in SETTINGS if option.kubelet_key), MERGE_DEFAULTS)
 #: What its release is known by: another key of its file, or its version.
 FEATURE_GATES = "featureGates"
-#: With what the origin of a value begins that the kubelet, or the API server for it, was asked for.
-KUBELETS_VERSION, KUBELETS_CONFIGZ = "the kubelet's version", "the kubelet's /configz"

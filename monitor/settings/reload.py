@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.domains import MAX_THRESHOLDS
-from monitor.policy.configuration import DEFAULT
 from monitor.policy.signals import OWN_SIGNALS
 from monitor.settings.config import RunConfig
-from monitor.settings.options import KUBELETS_CONFIGZ, KUBELETS_VERSION, SETTINGS
+from monitor.settings.options import SETTINGS
 from monitor.settings.read import check_enforced, over_the_kernels_share, read
 
 _LIVE = tuple(option for option in SETTINGS if option.live)
@@ -48,7 +47,6 @@ def merged(current: RunConfig, fresh: RunConfig) -> Reloaded:
             f"the kubelet's configuration cannot be read: {fresh.kubelet_unread}",
             "reload again when it can, or give --kubelet-config FILE",
         )
-    fresh = _with_release(current, fresh)
     if changes := _fixed(current, fresh):
         shown = "; ".join(f"{name} ({change})" for name, change in changes.items())
         raise ConfigError(f"cannot change while running: {shown}", _RESTART)
@@ -72,33 +70,6 @@ def merged(current: RunConfig, fresh: RunConfig) -> Reloaded:
 def _in_order(config: RunConfig, field: str) -> str:
     """Of the table of services the first pattern that fits counts, so its order does too."""
     return json.dumps(getattr(config, field))
-
-
-def _with_release(current: RunConfig, fresh: RunConfig) -> RunConfig:
-    """The release stays, with its default thresholds, where the kubelet, or the API server, which knows its version,
-    answered once and not both times.
-    """
-    was, now = current.origins.get("policy", ""), fresh.origins.get("policy", "")
-    before, after = map(_asked, (was, now))
-    if (
-        "" in (before, after)
-        or (before == DEFAULT) == (after == DEFAULT)
-        or (after != DEFAULT and fresh.policy == current.policy)
-    ):
-        return fresh
-    if after != DEFAULT:
-        was = f"{was.partition('; ')[0]}; {now} asks for {fresh.policy}: restart outrace"
-    fixed = {**fresh.given["fixed"], "policy": current.policy}
-    origins, given = {**fresh.origins, "policy": was}, {**fresh.given, "fixed": fixed}
-    kept = dataclasses.replace(fresh, policy=current.policy, origins=origins, given=given)
-    return over_the_kernels_share(kept, kept.kernels_share)
-
-
-def _asked(origin: str) -> str:
-    """Whose answer the release is of: DEFAULT without one, "" where it was given, or is in a file of the kubelet's."""
-    if origin.partition("; ")[0] == DEFAULT:
-        return DEFAULT
-    return next((one for one in (KUBELETS_VERSION, KUBELETS_CONFIGZ) if origin.startswith(one)), "")
 
 
 def _fixed(current: RunConfig, fresh: RunConfig) -> dict[str, str]:
