@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable
 
 from monitor.pods.cgroup_tree import class_dirs, search_dirs, tree_uids
 from monitor.pods.feed import PodFeed
-from monitor.pods.inotify import CHILDREN, Event
+from monitor.pods.inotify import CHILDREN
 from monitor.pods.manifest_files import Manifest
 from monitor.pods.model import Change, Scan, Within
 from monitor.pods.spec_source import SpecSource
@@ -68,7 +67,7 @@ class ClusterSource(SpecSource):
     def _manifests(self) -> list[Manifest]:
         return self._listed
 
-    def _scan(self, events: Iterable[Event]) -> Scan:
+    def _scan(self) -> Scan:
         scan = Scan()
         self.is_complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
         self._listed = self.feed.manifests(self._known)
@@ -96,8 +95,7 @@ class ClusterSource(SpecSource):
     def _find_unlisted(self, scan: Scan) -> None:
         listed = {uid for one in self._listed for uid in tree_uids(one.pod)}
         now = time.monotonic()
-        there = {} if self._kubepods is None else self._dirs_in(self._kubepods)
-        self._unlisted = {uid: self._unlisted.get(uid, now) for uid in there if uid not in listed}
+        self._unlisted = {uid: self._unlisted.get(uid, now) for uid in self._dirs if uid not in listed}
         self.unlisted = tuple(self._unlisted)
         if not self._unlisted:
             return
@@ -106,7 +104,7 @@ class ClusterSource(SpecSource):
         for uid, since in self._unlisted.items():
             if now - since >= UNLISTED_S:
                 scan.problems.append(
-                    f"{self.feed.where}: has no pod {uid}, whose cgroup is {there[uid]}: "
+                    f"{self.feed.where}: has no pod {uid}, whose cgroup is {self._dirs[uid]}: "
                     "it is not watched, and never evicted"
                 )
 

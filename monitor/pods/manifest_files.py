@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -50,10 +51,11 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a file holds: its pods, and one line for everything in it that is none."""
+    """What a file holds: its pods, and one line for everything in it that is none. ``digest`` is of the file."""
 
     manifests: tuple[Manifest, ...] = ()
     problems: tuple[str, ...] = ()
+    digest: bytes = b""
 
 
 def is_manifest_name(name: str) -> bool:
@@ -61,17 +63,22 @@ def is_manifest_name(name: str) -> bool:
     return name.endswith(SUFFIXES) and not name.startswith((".", "#", "~"))
 
 
-def read(path: Path) -> Parsed:
-    """Parse one file, which root alone may have written. Never waits for a writer, as opening a FIFO would."""
+def read(path: Path, known: Parsed | None = None) -> Parsed | None:
+    """Parse one file, which root alone may have written; None where there is none. Never waits for a writer, as opening
+    a FIFO would. A file that is as it was when it was ``known`` is not parsed again.
+    """
     try:
         data = read_alone(path)
+    except FileNotFoundError:
+        return None  # renamed or removed meanwhile, or a link to nothing
     except ChangeableError as e:
         return Parsed(problems=(f"{path}: {e.problem}, who could have any pod killed; {mend(e.problem)}",))
     except documents.NotAFileError as e:
         return Parsed(problems=(f"{path}: {e}; remove it",))
     except OSError as e:
         return Parsed(problems=(f"{path}: cannot be read: {e.strerror}; make it readable or remove it",))
-    return parse(str(path), data)
+    digest = hashlib.sha256(data).digest()
+    return known if known is not None and known.digest == digest else replace(parse(str(path), data), digest=digest)
 
 
 def parse(name: str, data: bytes) -> Parsed:

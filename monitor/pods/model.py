@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -140,12 +140,12 @@ class PodSource(ABC):
         events = [e for e in self._watcher.drain() if self._concerns(e)] if self._watcher else []
         if not events and time.monotonic() < self._next_scan:
             return Change()
-        scan = self._scan(events)
+        scan = self._scan()
         for _ in range(_ROUNDS):
             # A directory may have changed between being scanned and being watched: after new watches look again.
             if self._watcher is None or not self._watcher.watch_only(scan.watch):
                 break
-            scan = self._scan([])
+            scan = self._scan()
         self._next_scan = self._when(scan, bool(events))
         return self._difference(scan)
 
@@ -171,14 +171,16 @@ class PodSource(ABC):
             self._watcher = None
 
     @abstractmethod
-    def _scan(self, events: Iterable[Event]) -> Scan:
-        """Look at everything; the files of ``events`` changed, even if their time stamps did not."""
+    def _scan(self) -> Scan:
+        """Look at everything."""
 
     def _concerns(self, event: Event) -> bool:
         return True
 
     def _spared_cgroups(self) -> dict[Path, str]:
-        """The cgroups of the spared processes, of their ancestors and of process 1 -> the process, in words."""
+        """The cgroups of the spared processes, of their ancestors and of process 1, and all above them -> the process,
+        in words.
+        """
         names = {1: "process 1"}
         for pid in self._spared:
             names |= {above: f"what outrace was started from (process {above})" for above in ancestors(pid)}
@@ -187,7 +189,7 @@ class PodSource(ABC):
         for pid, name in names.items():
             with Process(pid) as process:
                 if path := process.memory_cgroup(self.hierarchy):
-                    found[path] = name
+                    found |= dict.fromkeys((path, *path.parents), name)
         return found
 
     def _difference(self, scan: Scan) -> Change:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
@@ -99,9 +99,9 @@ class ServiceSource(PodSource):
             return True
         return units.PAYLOAD.fullmatch(event.name) is not None or units.unsplit((event.name,)) is not None
 
-    def _scan(self, events: Iterable[Event]) -> Scan:
+    def _scan(self) -> Scan:
         scan = Scan()
-        ours = {above: name for path, name in self._spared_cgroups().items() for above in (path, *path.parents)}
+        ours = self._spared_cgroups()
         places = list(self._places(scan))
         self._splitting = {path for path, place in places if _may_split(path, place)}
         inside = {path: self._containers(path, place) for path, place in places}

@@ -6,7 +6,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from monitor.errors import ConfigError, MonitorError
@@ -39,7 +39,7 @@ class SpecSource(PodSource):
         super().__init__(within)
         self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
         self._kubepods: Path | None = None
-        self._dirs: tuple[Path, dict[str, Path]] | None = None  # uid -> directory in that kubepods, in this scan
+        self._dirs: dict[str, Path] = {}  # uid -> directory in kubepods, in this scan
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when it held no kubelet's pods and no daemon
@@ -53,15 +53,10 @@ class SpecSource(PodSource):
         return manifest.pod.phase not in ("Succeeded", "Failed")
 
     def _match(self, scan: Scan) -> None:
-        self._dirs = self._outside = None
-        spared = self._spared_cgroups()
-        self._ours = {above: name for path, name in spared.items() for above in (path, *path.parents)}
+        self._outside = None
+        self._ours = self._spared_cgroups()
         manifests = list(self._manifests())
-        if not self._has_pods():
-            self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
-        if any(POD_CGROUP not in one.pod.annotations for one in manifests) and not self._has_pods():
-            uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
-            self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
+        self._list_kubepods(manifests)
         owners = claims.Owners()
         seen: dict[str, str] = {}
         for manifest in manifests:
@@ -95,6 +90,16 @@ class SpecSource(PodSource):
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
 
+    def _list_kubepods(self, manifests: Iterable[Manifest]) -> None:
+        if not self._has_pods():
+            self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
+        if any(POD_CGROUP not in one.pod.annotations for one in manifests) and not self._has_pods():
+            uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
+            self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
+        # Once in a scan: with 500 pods that is half of its time.
+        there = () if self._kubepods is None else cgroup_tree.pods_in(self._kubepods)
+        self._dirs = {one.uid: one.path for one in there}
+
     def _has_pods(self) -> bool:
         return self._kubepods is not None and any(cgroup_tree.pods_in(self._kubepods))
 
@@ -120,8 +125,7 @@ class SpecSource(PodSource):
         is that: the author of the pod wrote its annotations too.
         """
         text, kubepods = manifest.pod.annotations.get(POD_CGROUP), self._kubepods
-        dirs = self._dirs_in(kubepods) if kubepods else {}
-        there = (dirs[uid] for uid in tree_uids(manifest.pod) if uid in dirs)
+        there = (self._dirs[uid] for uid in tree_uids(manifest.pod) if uid in self._dirs)
         own = next((path for path in there if cgroupfs.exists(path)), None)
         if own is not None:
             if text is not None and not self._names(text, own):
@@ -152,15 +156,6 @@ class SpecSource(PodSource):
             self._outside = cgroup_tree.outside(self.node)
         found = (self._outside.get(name) for name in (*manifest.container_ids.values(), cgroup.name))
         return next((path for path in found if path is not None and cgroup_procs.processes(path)), None)
-
-    def _dirs_in(self, kubepods: Path) -> dict[str, Path]:
-        """Pods' directories by uid. The tree is listed once in a scan: with 500 pods that is half of its time."""
-        if self._dirs is None or self._dirs[0] != kubepods:
-            found: dict[str, Path] = {}
-            for one in cgroup_tree.pods_in(kubepods):
-                found.setdefault(one.uid, one.path)
-            self._dirs = (kubepods, found)
-        return self._dirs[1]
 
     def _names(self, text: str, path: Path) -> bool:
         try:
@@ -240,16 +235,6 @@ class SpecSource(PodSource):
         return found
 
 
-#: A file changed twice within one tick of the kernel's clock (4 to 10 ms) can look unchanged: read young ones again.
-_RACY_NS = 20_000_000
-
-
-@dataclass
-class _File:
-    stamp: tuple[int, int, int] | None  # (mtime_ns, size, inode) it was parsed at; None: parse it again
-    parsed: Parsed
-
-
 class ManifestSource(SpecSource):
     """Pods of the manifests in ``directory`` (``--pods manifests:DIR``); ConfigError if it is no directory.
 
@@ -269,7 +254,7 @@ class ManifestSource(SpecSource):
             raise ConfigError(f"{option}: {problem}, who could have any pod killed", remedy)
         super().__init__(within)
         self.directory = directory
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, Parsed] = {}
 
     def _concerns(self, event: Event) -> bool:
         if event.directory != self.directory:
@@ -282,10 +267,7 @@ class ManifestSource(SpecSource):
             return path.is_symlink() or not path.exists() or path.stat().st_nlink > 1
         return True
 
-    def _scan(self, events: Iterable[Event]) -> Scan:
-        for event in events:
-            if event.directory == self.directory and event.name in self._files:
-                self._files[event.name].stamp = None
+    def _scan(self) -> Scan:
         scan = Scan(watch={self.directory: FILES})
         kept = "its last manifests stay in use"
         try:
@@ -299,41 +281,28 @@ class ManifestSource(SpecSource):
             scan.problems.append(f"{self.directory}: {e.strerror}; {kept} until it is back")
             scan.unsettled = True
         for _, file in sorted(self._files.items()):
-            scan.problems.extend(file.parsed.problems)
+            scan.problems.extend(file.problems)
         self._match(scan)
         return scan
 
     def _read_files(self) -> None:
-        """Bring the parsed files up to date; a file that looks as before is not parsed again."""
-        now = time.time_ns()
+        """Bring the parsed files up to date."""
         present: set[str] = set()
         with os.scandir(self.directory) as entries:
             for entry in sorted(entries, key=lambda e: e.name):
-                if not manifest_files.is_manifest_name(entry.name):
+                if not manifest_files.is_manifest_name(entry.name) or os.path.isdir(entry.path):
                     continue
-                stamp = None
-                try:
-                    stat = entry.stat()
-                    if entry.is_dir():
-                        continue
-                    stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-                except FileNotFoundError:
-                    continue  # renamed or removed meanwhile, or a link to nothing
-                except OSError:
-                    pass  # a link to itself, or a file its server forgot: reading it says so, and the others count
-                present.add(entry.name)
                 known = self._files.get(entry.name)
-                if known is None or stamp is None or known.stamp != stamp:
-                    parsed = _keep_last_good(manifest_files.read(Path(entry.path)), known.parsed if known else None)
-                    settled = stamp is not None and now - stamp[0] > _RACY_NS
-                    self._files[entry.name] = _File(stamp if settled else None, parsed)
+                if (parsed := manifest_files.read(Path(entry.path), known)) is not None:
+                    present.add(entry.name)
+                    self._files[entry.name] = parsed if parsed is known else _keep_last_good(parsed, known)
         for name in self._files.keys() - present:
             del self._files[name]
             self._located.clear()  # what is still named comes back with the next look
 
     def _manifests(self) -> Iterator[Manifest]:
         for _, file in sorted(self._files.items()):
-            yield from file.parsed.manifests
+            yield from file.manifests
 
 
 def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:
@@ -346,4 +315,4 @@ def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:
         return parsed
     names = first([f"{m.pod.namespace}/{m.pod.name}" for m in kept])
     problems = tuple(f"{p} (still used as it was: {names})" for p in parsed.problems)
-    return Parsed((*parsed.manifests, *kept), problems)
+    return replace(parsed, manifests=(*parsed.manifests, *kept), problems=problems)

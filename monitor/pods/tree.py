@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -12,7 +11,7 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
 from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, kubepods_of, not_believed, pods_in, search_dirs
-from monitor.pods.inotify import CGROUP_FILES, CHILDREN, Event
+from monitor.pods.inotify import CGROUP_FILES, CHILDREN
 from monitor.pods.model import FoundPod, PodSource, Scan, Within
 from monitor.policy.pods import Container, Pod, Resources
 from monitor.policy.quantity import Quantity
@@ -33,7 +32,7 @@ class TreeSource(PodSource):
         self._mem_total = mem_total
         self._requests: dict[int, int] = {}  # of Burstable containers, by cgroup id: fixed once processes are in them
 
-    def _scan(self, events: Iterable[Event]) -> Scan:
+    def _scan(self) -> Scan:
         scan = Scan()
         kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
         if kubepods is None:
@@ -50,12 +49,9 @@ class TreeSource(PodSource):
         spared = self._spared_cgroups()
         for pod_dir in pods_in(kubepods):
             scan.watch[pod_dir.path] = CGROUP_FILES
-            vital = next((name for path, name in spared.items() if path.is_relative_to(pod_dir.path)), None)
-            if vital is not None:
-                scan.problems.append(
-                    f"pod {pod_dir.uid}: {pod_dir.path} holds {vital}: the pod is not watched, and never evicted by "
-                    "outrace"
-                )
+            if vital := spared.get(pod_dir.path):
+                what = f"{pod_dir.path} holds {vital}"
+                scan.problems.append(f"pod {pod_dir.uid}: {what}: the pod is not watched, and never evicted by outrace")
                 continue
             try:
                 scan.add(self._describe(pod_dir, live, scan))

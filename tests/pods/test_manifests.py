@@ -237,8 +237,10 @@ def test_unchanged_files_are_not_parsed_again(
     folder: Path, hierarchy: Hierarchy, pods: PodSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[str] = []
-    real = manifest_files.read
-    monkeypatch.setattr(manifest_files, "read", lambda path: parsed.append(path.name) or real(path))
+    real = manifest_files.parse
+    monkeypatch.setattr(
+        manifest_files, "parse", lambda name, data: parsed.append(os.path.basename(name)) or real(name, data)
+    )
     for name in "abc":
         _cgroup(hierarchy, name)
         _write(folder / f"{name}.yaml", _pod(name, name))
