@@ -6,7 +6,6 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -228,8 +227,8 @@ class Housekeeping:
     # thresholds
 
     def find_kubepods(self, pod: PodSeen) -> None:
-        """Watch kubepods from now on, if this pod shows where it is."""
-        if "kubepods" in pod.cgroup and self.gauge.find_kubepods((Path(pod.cgroup), pod.uid)):
+        """Watch kubepods from now on, if this pod shows that there is one."""
+        if "kubepods" in pod.cgroup and self.gauge.find_kubepods():
             self.watch_thresholds()
 
     def watch_thresholds(self) -> None:
