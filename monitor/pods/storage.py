@@ -1,9 +1,8 @@
 """What a pod takes of the node's disks and process ids, in the shape of the Summary API (`monitor.policy.stats`).
 
 On a Kubernetes node the directories are the kubelet's: container logs below /var/log/pods, volumes below its root
-directory, the writable layer in the overlay that a container's processes have as their root. On a plain VM annotations
-of the manifest name them: ``outrace/rootfs.CONTAINER: DIR`` and ``outrace/volume.NAME: DIR``. They are ignored for a
-pod that the kubelet runs, because its author could hide usage with them. Other directories are not counted.
+directory, the writable layer in the overlay that a container's processes have as their root. Other directories are not
+counted, and no annotation names any: the author of a pod could hide usage with it.
 """
 
 from __future__ import annotations
@@ -11,21 +10,19 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.disks import DEADLINE_S, NOTHING, Disks, Usage, tree_usage
-from monitor.pods.cgroup_tree import parse, tree_uids
 from monitor.pods.model import FoundPod
 from monitor.policy.stats import PodStats
 
-ROOTFS_NOTE = "outrace/rootfs."
-VOLUME_NOTE = "outrace/volume."
+#: Annotations of earlier versions, which named directories.
+_NOTES = ("outrace/rootfs.", "outrace/volume.")
 #: Volumes the kubelet makes on the node itself. The others may be a network file system, which could hang.
 _LOCAL_PLUGINS = ("empty-dir", "configmap", "git-repo", "secret", "projected", "downward-api")
 #: Those whose files count against the pod, if they are on disk.
@@ -97,27 +94,16 @@ class _Look:
     end_s: float  # of all its directories together (`time.monotonic`): each pod is measured before one is evicted
     problems: list[str] = field(default_factory=list)
 
-    @cached_property
-    def is_kubelets(self) -> bool:
-        """Whether the kubelet runs the pod: then the kubelet's directories count, not the pod's annotations."""
-        kube = parse(str(self.found.cgroup))
-        return kube is not None and kube.uid in tree_uids(self.found.pod)
-
-    @cached_property
-    def _notes(self) -> Mapping[str, str]:
-        return {} if self.is_kubelets else self.found.pod.annotations
-
     def stats(self) -> PodStats:
         pod = self.found.pod
         names = (*(c.name for c in (*pod.containers, *pod.init_containers)), *self.found.containers)
         containers: dict[str, dict[str, Usage]] = {name: {} for name in names}
-        self._check_notes(ROOTFS_NOTE, containers.keys(), "container")
-        self._check_notes(VOLUME_NOTE, {volume.name for volume in pod.volumes}, "volume")
+        for key in (key for key in pod.annotations if key.startswith(_NOTES)):
+            self._problem(f"metadata.annotations[{key}] has no effect any more; remove it")
         ephemeral = self._logs(containers)
-        for name, parts in containers.items():
-            rootfs = self._rootfs(name)
-            if rootfs is not None:
-                parts["rootfs"] = rootfs
+        for name, cgroup in self.found.containers.items():
+            if (rootfs := self._rootfs(name, cgroup)) is not None:
+                containers[name]["rootfs"] = rootfs
                 ephemeral += rootfs
         volumes: dict[str, Usage] = {}  # the kubelet's names are unique in a pod
         for name, path, counts in self._volumes():
@@ -165,25 +151,6 @@ class _Look:
                 self._problem(f"cannot list {directory}: {error.strerror}; what it holds is not counted")
             return []
 
-    def _check_notes(self, prefix: str, known: Collection[str], what: str) -> None:
-        for key in self.found.pod.annotations:
-            if key.startswith(prefix) and self.is_kubelets:
-                self._problem(f"metadata.annotations[{key}] is ignored: the kubelet runs the pod; remove it")
-            elif key.startswith(prefix) and key.removeprefix(prefix) not in known:
-                self._problem(f"metadata.annotations[{key}]: the pod has no such {what}; correct the name")
-
-    def _annotated(self, prefix: str, name: str) -> Path | None:
-        key = f"{prefix}{name}"
-        text = self._notes.get(key)
-        if text is None:
-            return None
-        if not text.startswith("/") or not os.path.isdir(text):
-            what = f"no directory {text!r}" if text.startswith("/") else f"{text!r} is not an absolute path"
-            self._problem(f"metadata.annotations[{key}]: {what}; name the absolute path of one that exists")
-            return None
-        # A link in a manifest is its author's will; below it none is followed.
-        return Path(os.path.realpath(text))
-
     def _logs(self, containers: dict[str, dict[str, Usage]]) -> Usage:
         """Each container's logs, into ``containers``; all of them with the files beside them, as a sum."""
         total = NOTHING
@@ -209,32 +176,25 @@ class _Look:
         names = (entry.name for entry in self._entries(self.roots.logs))
         return next((self.roots.logs / name for name in names if name.endswith(f"_{pod.uid}")), None)
 
-    def _rootfs(self, container: str) -> Usage | None:
-        path = self._annotated(ROOTFS_NOTE, container)
-        if path is None:
-            if f"{ROOTFS_NOTE}{container}" in self._notes or container not in self.found.containers:
-                return None
-            try:
-                path = upper_directory(self.found.containers[container])
-            except MonitorError as error:
-                self._problem(f"writable layer of {container}: {error}")
+    def _rootfs(self, container: str, cgroup: Path) -> Usage | None:
+        try:
+            path = upper_directory(cgroup)
+        except MonitorError as error:
+            self._problem(f"writable layer of {container}: {error}")
+            return None
         return None if path is None else self._usage(path)
 
     def _volumes(self) -> Iterator[tuple[str, Path, bool]]:
         """(name, directory, whether it counts against the pod's limit) of each volume that can be found.
 
-        hostPath only by annotation: it may be all of /, and the kubelet does not measure it either.
+        No hostPath: it may be all of /, and the kubelet does not measure it either.
         """
         pod = self.found.pod
         named = {volume.name: volume for volume in pod.volumes}
-        for name, volume in named.items():
-            path = self._annotated(VOLUME_NOTE, name)
-            if path is not None:
-                yield name, path, volume.local and volume.source != "hostPath"
         base = self.roots.pods / pod.uid / "volumes"
         for plugin in _LOCAL_PLUGINS:
             for entry in self._entries(base / f"kubernetes.io~{plugin}"):
-                if f"{VOLUME_NOTE}{entry.name}" in self._notes or not entry.is_dir(follow_symlinks=False):
+                if not entry.is_dir(follow_symlinks=False):
                     continue
                 known = named.get(entry.name)
                 # One in memory (medium: Memory) is a mount of its own. It is measured for its sizeLimit only.

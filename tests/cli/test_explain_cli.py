@@ -219,18 +219,19 @@ def test_the_whole_order(node: LabNode) -> None:
 def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
     pod = node.pods["besteffort"]
     before = pod.manifest.read_text()
-    layer = tmp_path / "layer"
-    layer.mkdir()
-    (layer / "file").write_bytes(b"x" * 2 * MIB)
+    volume = tmp_path / "pods" / pod.uid / "volumes/kubernetes.io~empty-dir/scratch"
+    volume.mkdir(parents=True)
+    (volume / "file").write_bytes(b"x" * 2 * MIB)
     manifest = json.loads(before)
-    manifest["metadata"]["annotations"]["outrace/rootfs.c0"] = str(layer)
+    manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {}}]
+    disk = ("--nodefs", str(tmp_path))
     try:
         pod.manifest.write_text(json.dumps(manifest))
-        answer = explain(node, "besteffort", "--signal", "nodefs.available")
+        answer = explain(node, "besteffort", *disk, "--signal", "nodefs.available")
         assert names(answer)[0] == "lab/besteffort"
         assert 2 * MIB <= answer["order"][0]["usage"] < 3 * MIB
         assert answer["pod"]["request"]["resource"] == "ephemeral-storage"
-        full = ("--eviction-hard", "nodefs.available<100Pi")
+        full = (*disk, "--eviction-hard", "nodefs.available<100Pi")
         for cleanup, actions, verdict in (
             ((), [], "is starved: lab/besteffort would be evicted now"),
             (
@@ -244,13 +245,13 @@ def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
             assert verdict in starved["node"]["verdict"]
         manifest["spec"]["containers"][0].setdefault("resources", {})["limits"] = {"ephemeral-storage": "1Mi"}
         pod.manifest.write_text(json.dumps(manifest))
-        over = explain(node, "besteffort")
+        over = explain(node, "besteffort", *disk)
         assert over["node"]["verdict"].startswith("nothing is starved, but over a limit of local storage: lab/besteff")
         assert over["node"]["evictions"][0]["message"].startswith("Pod ephemeral local storage usage exceeds the tot")
         kubelet = tmp_path / "kubelet.yaml"
         head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
         kubelet.write_text(f"{head}localStorageCapacityIsolation: false\n")
-        off = explain(node, "besteffort", "--kubelet-config", str(kubelet))
+        off = explain(node, "besteffort", *disk, "--kubelet-config", str(kubelet))
         assert off["node"]["verdict"] == NOTHING
     finally:
         pod.manifest.write_text(before)

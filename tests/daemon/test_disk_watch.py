@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.kernel.disks import file_system
+from monitor.pods import storage
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots
 from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_SIGNALS
@@ -101,10 +102,12 @@ def layered(bench: Bench, name: str, layer: int, logs: int) -> None:
     path = bench.disks.imagefs / f"layer-{name}" / "file"
     path.parent.mkdir()
     path.write_bytes(bytes(layer))
-    bench.add(pod(name, annotations={"outrace/rootfs.c": str(path.parent)}), logs)
+    bench.add(one := pod(name), logs)
+    bench.pods[one.uid] = replace(bench.pods[one.uid], containers={"c": path.parent})
 
 
-def test_two_disks(mounts: Mounts) -> None:
+def test_two_disks(mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "upper_directory", lambda cgroup: cgroup)
     bench = Bench(mounts, image=True)
     assert bench.disks.layout_image_fs
     layered(bench, "a", 3 * MI, MI // 2)
@@ -227,4 +230,4 @@ def test_problems_of_a_pod_are_reported_once(bench: Bench) -> None:
         found = watch._measured["uid-a"]
         watch._measured = {"uid-a": replace(found, at_s=found.at_s - 100)}
     assert [level for level, *_ in bench.log.lines] == ["warning"]
-    assert "'relative' is not an absolute path" in bench.log.lines[0][1]
+    assert "metadata.annotations[outrace/rootfs.c] has no effect any more" in bench.log.lines[0][1]

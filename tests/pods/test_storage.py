@@ -1,6 +1,5 @@
 """What a pod takes: real directories, real processes in real cgroups, a real container root on an overlay."""
 
-import dataclasses
 import os
 import time
 import tracemalloc
@@ -14,12 +13,12 @@ from monitor.kernel import cgroupfs
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, measure, process_count, process_stats, upper_directory
 from monitor.policy.kubelet_pass import storage_violation
-from monitor.policy.layout import SINGLE_DISK, DiskLayout
+from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import usage
 from tests import live
 from tests.filesystems import Mounts
-from tests.policy.builders import container, pod
+from tests.policy.builders import pod
 
 pytestmark = [pytest.mark.live, pytest.mark.once]
 KI = 1024
@@ -117,51 +116,15 @@ def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
     )
 
 
-def test_directories_named_by_annotations(roots: Roots, disk: Path) -> None:
-    put(disk / "layer" / "etc" / "file", 3 * PAGE)
-    put(disk / "data" / "file", 2 * PAGE)
-    put(disk / "shared" / "file", PAGE)
-    (disk / "link").symlink_to("data")
-    put(roots.pods / "uid-a" / "volumes" / "kubernetes.io~empty-dir" / "v" / "file", 9 * PAGE)
-    one = found_pod(
-        container("x", limits={"ephemeral-storage": str(3 * PAGE - 1)}),
-        container("y"),
-        annotations={
-            "outrace/rootfs.x": str(disk / "layer"),
-            "outrace/volume.v": str(disk / "link"),
-            "outrace/volume.h": str(disk / "shared"),
-        },
-        volumes=[{"name": "v", "emptyDir": {}}, {"name": "h", "hostPath": {"path": "/shared"}}],
-    )
+def test_annotations_name_no_directories(roots: Roots, disk: Path) -> None:
+    """Usage was hidden with them, and counted by them: they are reported, and not followed."""
+    put(disk / "layer" / "file", 3 * PAGE)
+    one = found_pod(annotations={"outrace/rootfs.c": str(disk / "layer"), "outrace/volume.v": str(disk / "layer")})
     found = measure(one, roots)
-    assert found.problems == ()
-    assert by_container(found.stats, "rootfs", "usedBytes") == {"x": 3 * PAGE, "y": 0}
-    assert found.stats.volumes_used() == {"v": 2 * PAGE, "h": PAGE}
-    assert found.stats.ephemeral_storage() == 5 * PAGE  # what is shared with the node is not the pod's own
-    assert usage(one.pod, found.stats, "nodefs.available", SINGLE_DISK) == 6 * PAGE
-    assert usage(one.pod, found.stats, "imagefs.available", DiskLayout(image_fs=True)) == 3 * PAGE
-    # The pod's limit is that of its one limited container; it is looked at first.
-    assert storage_violation(one.pod, found.stats, SINGLE_DISK) == (
-        "Pod ephemeral local storage usage exceeds the total limit of containers 12287. "
+    assert found.stats.ephemeral_storage() == 0
+    assert found.problems == tuple(
+        f"pod ns/a: metadata.annotations[{key}] has no effect any more; remove it" for key in one.pod.annotations
     )
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("outrace/rootfs.c", "layer", "'layer' is not an absolute path; name the absolute path of one that exists"),
-        ("outrace/volume.v", "/etc/passwd", "no directory '/etc/passwd'; name"),
-        ("outrace/volume.v", "/\0", "no directory"),
-        ("outrace/rootfs.d", "/", "the pod has no such container; correct the name"),
-        ("outrace/volume.w", "/", "the pod has no such volume; correct the name"),
-    ],
-)
-def test_bad_annotations_are_one_line_each(roots: Roots, key: str, value: str, expected: str) -> None:
-    one = found_pod(annotations={key: value}, volumes=[{"name": "v", "emptyDir": {}}])
-    [problem] = measure(one, roots).problems
-    assert problem.startswith(f"pod ns/a: metadata.annotations[{key}]: ")
-    assert expected in problem
-    assert "\n" not in problem
 
 
 def test_processes_of_the_containers_or_of_the_whole_pod(roots: Roots) -> None:
@@ -248,10 +211,6 @@ def test_the_writable_layer_of_a_container(mounts: Mounts, roots: Roots) -> None
         assert after.files(["rootfs"], "usedBytes") - before.files(["rootfs"], "usedBytes") == 1 << 20
         assert after.files(["rootfs"], "inodesUsed") - before.files(["rootfs"], "inodesUsed") == 1
         assert after.ephemeral_storage() == after.files(["rootfs"], "usedBytes")
-        # An annotation wins.
-        put(disk / "named" / "file", PAGE)
-        named = found_pod(cgroup=parent, cgroups={"c": parent}, annotations={"outrace/rootfs.c": str(disk / "named")})
-        assert measure(named, roots).stats.files(["rootfs"], "inodesUsed") == 2
 
 
 def test_processes_outside_any_container_have_no_layer(roots: Roots) -> None:
@@ -331,20 +290,3 @@ def test_a_layer_of_a_user_namespace_counts_only_if_it_is_mounted_here_too(tmp_p
             runtimes = "40 1 0:41 / /run/containerd/x/rootfs rw - overlay overlay rw\n" if mounted else ""
             (tmp_path / "self" / "mountinfo").write_text(own + runtimes)
             assert upper_directory(parent, tmp_path) == found
-
-
-def test_annotations_of_a_pod_that_the_kubelet_runs_hide_nothing(roots: Roots, disk: Path, tmp_path: Path) -> None:
-    """The author of the pod named an empty directory, or none: its writable layer and its volumes were not counted."""
-    uid = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
-    put(roots.pods / uid / "volumes" / "kubernetes.io~empty-dir" / "cache" / "file", PAGE)
-    (disk / "empty").mkdir()
-    notes = {"outrace/volume.cache": str(disk / "empty"), "outrace/rootfs.c": "/nonexistent"}
-    spec = pod("a", {"name": "c"}, annotations=notes, volumes=[{"name": "cache", "emptyDir": {}}])
-    spec = dataclasses.replace(spec, uid=uid)
-    kubelets = FoundPod(spec, tmp_path / f"kubepods/besteffort/pod{uid}", {})
-    measured = measure(kubelets, roots)
-    assert measured.stats.volumes(["cache"], "usedBytes") >= PAGE
-    assert sum("is ignored: the kubelet runs the pod" in problem for problem in measured.problems) == 2
-    # Not so where no kubelet runs it.
-    own = FoundPod(spec, tmp_path / "app", {})
-    assert measure(own, roots).stats.volumes(["cache"], "inodesUsed") == 1

@@ -43,13 +43,12 @@ def runtime(tmp_path: Path, pause: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 def with_files(node: LabNode, runtime: Podman, mib: int, files: int) -> LabPod:
     """A pod whose emptyDir on that disk holds so much."""
     pod = node.add_pod("writer")
-    directory = runtime.base / "writer"
-    directory.mkdir()
+    directory = runtime.base / "pods" / pod.uid / "volumes/kubernetes.io~empty-dir/scratch"
+    directory.mkdir(parents=True)
     (directory / "file").write_bytes(bytes(mib * MI))
     for number in range(files):
         (directory / str(number)).touch()
     manifest = json.loads(pod.manifest.read_text())
-    manifest["metadata"]["annotations"]["outrace/volume.scratch"] = str(directory)
     manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {}}]
     pod.manifest.write_text(json.dumps(manifest))
     return pod
