@@ -102,9 +102,14 @@ class _Look:
             self._problem(f"metadata.annotations[{key}] has no effect any more; remove it")
         ephemeral = self._logs(containers)
         for name, cgroup in self.found.containers.items():
-            if (rootfs := self._rootfs(name, cgroup)) is not None:
-                containers[name]["rootfs"] = rootfs
-                ephemeral += rootfs
+            try:
+                path = upper_directory(cgroup)
+            except MonitorError as error:
+                self._problem(f"writable layer of {name}: {error}")
+                continue
+            if path is not None and (layer := self._usage(path)) is not None:
+                containers[name]["rootfs"] = layer
+                ephemeral += layer
         volumes: dict[str, Usage] = {}  # the kubelet's names are unique in a pod
         for name, path, counts in self._volumes():
             usage = self._usage(path)
@@ -175,14 +180,6 @@ class _Look:
         # A pod known only by its cgroup has neither namespace nor name.
         names = (entry.name for entry in self._entries(self.roots.logs))
         return next((self.roots.logs / name for name in names if name.endswith(f"_{pod.uid}")), None)
-
-    def _rootfs(self, container: str, cgroup: Path) -> Usage | None:
-        try:
-            path = upper_directory(cgroup)
-        except MonitorError as error:
-            self._problem(f"writable layer of {container}: {error}")
-            return None
-        return None if path is None else self._usage(path)
 
     def _volumes(self) -> Iterator[tuple[str, Path, bool]]:
         """(name, directory, whether it counts against the pod's limit) of each volume that can be found.
