@@ -37,7 +37,6 @@ class SpecSource(PodSource):
 
     def __init__(self, within: Within) -> None:
         super().__init__(within)
-        self._located: dict[tuple[str, Path], Path] = {}  # annotation's text and the directory it must be in -> cgroup
         self._kubepods: Path | None = None
         self._dirs: dict[str, Path] = {}  # uid -> directory in kubepods, in this scan
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
@@ -121,7 +120,7 @@ class SpecSource(PodSource):
         there = (self._dirs[uid] for uid in tree_uids(manifest.pod) if uid in self._dirs)
         own = next((path for path in there if cgroupfs.exists(path)), None)
         if own is not None:
-            if text is not None and not self._names(text, own):
+            if text is not None and own not in (Path(text), self.hierarchy.root / text.lstrip("/")):
                 scan.problems.append(
                     f"{manifest.where}: {_KEY}: cgroup {text!r} is ignored, because the kubelet runs the pod in {own}; "
                     "remove the annotation"
@@ -150,12 +149,6 @@ class SpecSource(PodSource):
         found = (self._outside.get(name) for name in (*manifest.container_ids.values(), cgroup.name))
         return next((path for path in found if path is not None and cgroup_procs.processes(path)), None)
 
-    def _names(self, text: str, path: Path) -> bool:
-        try:
-            return cgroupfs.locate(self.hierarchy, text) == path
-        except ConfigError:
-            return False
-
     def _check_claim(self, manifest: Manifest, text: str, path: Path) -> None:
         """Raises ConfigError where the annotation names what is no pod's, or another's."""
         cgroup = f"{_KEY}: cgroup {text!r}"
@@ -180,19 +173,16 @@ class SpecSource(PodSource):
 
     def _annotated(self, key: str, text: str, inside: Path) -> Path:
         """The cgroup an annotation names, which must lie below ``inside``: the node, for a container the pod's."""
-        path = self._located.get((text, inside))
-        if path is None:
-            try:
-                path = cgroupfs.locate(self.hierarchy, text)
-            except ConfigError as e:
-                raise ConfigError(f"metadata.annotations[{key}]: {e}") from e
-            if path == inside or not path.is_relative_to(inside):
-                what, other = "the pod's cgroup ", ""
-                if inside == self.node:
-                    what, other = "the node ", ", or start outrace with another --node-cgroup"
-                problem = f"metadata.annotations[{key}]: cgroup {text!r} is not below {what}{inside}"
-                raise ConfigError(problem, f"name a cgroup below it{other}")
-            self._located[text, inside] = path
+        try:
+            path = cgroupfs.locate(self.hierarchy, text)
+        except ConfigError as e:
+            raise ConfigError(f"metadata.annotations[{key}]: {e}") from e
+        if path == inside or not path.is_relative_to(inside):
+            what, other = "the pod's cgroup ", ""
+            if inside == self.node:
+                what, other = "the node ", ", or start outrace with another --node-cgroup"
+            problem = f"metadata.annotations[{key}]: cgroup {text!r} is not below {what}{inside}"
+            raise ConfigError(problem, f"name a cgroup below it{other}")
         if not cgroupfs.exists(path):
             problem = f"metadata.annotations[{key}]: no cgroup {path} yet, waiting for it"
             there = next(above for above in path.parents if above == self.hierarchy.root or os.path.isdir(above))
@@ -278,28 +268,25 @@ class ManifestSource(SpecSource):
         except OSError as e:
             scan.problems.append(f"{self.directory}: {e.strerror}; {kept} until it is back")
             scan.unsettled = True
-        for _, file in sorted(self._files.items()):
+        for file in self._files.values():
             scan.problems.extend(file.problems)
         self._match(scan)
         return scan
 
     def _read_files(self) -> None:
         """Bring the parsed files up to date."""
-        present: set[str] = set()
+        files: dict[str, Parsed] = {}
         with os.scandir(self.directory) as entries:
-            for entry in sorted(entries, key=lambda e: e.name):
+            for entry in entries:
                 if not manifest_files.is_manifest_name(entry.name) or os.path.isdir(entry.path):
                     continue
                 known = self._files.get(entry.name)
                 if (parsed := manifest_files.read(Path(entry.path), known)) is not None:
-                    present.add(entry.name)
-                    self._files[entry.name] = parsed if parsed is known else _keep_last_good(parsed, known)
-        for name in self._files.keys() - present:
-            del self._files[name]
-            self._located.clear()  # what is still named comes back with the next look
+                    files[entry.name] = parsed if parsed is known else _keep_last_good(parsed, known)
+        self._files = dict(sorted(files.items()))
 
     def _manifests(self) -> Iterator[Manifest]:
-        for _, file in sorted(self._files.items()):
+        for file in self._files.values():
             yield from file.manifests
 
 
