@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
@@ -218,28 +217,20 @@ def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
     (Kubernetes 1.36: evictionManager.Start has getAllocatedPods). So of the whole pod (KEP-5419), where it has
     resources of its own.
     """
-    status = _map(obj, "status")
-    own = _map(obj, "spec").get("resources")
+    spec, status = _map(obj, "spec"), _map(obj, "status")
+    changed: Object = {}
     of_pod = _map(status, "allocatedResources") or _map(_map(status, "resources"), "requests")
-    granted = {
-        one["name"]: one["allocatedResources"]
-        for key in _STATUSES
-        for one in _list(status.get(key))
-        if isinstance(one.get("name"), str)
-        and isinstance(one.get("allocatedResources"), dict)
-        and one["allocatedResources"]
-    }
-    of_pod = of_pod if isinstance(own, Mapping) else {}
-    if not granted and not of_pod:
-        return obj
-    made = copy.deepcopy(dict(obj))
-    if of_pod:
-        made["spec"]["resources"] = _resized(own, of_pod)
-    for key in _SPECS:
-        for container in _list(_map(made, "spec").get(key)):
-            if isinstance(container.get("name"), str) and container["name"] in granted:
-                container["resources"] = _resized(container.get("resources"), granted[container["name"]])
-    return made
+    if of_pod and isinstance(spec.get("resources"), Mapping):
+        changed["resources"] = _resized(spec["resources"], of_pod)
+    statuses = [one for key in _STATUSES for one in _list(status.get(key))]
+    granted = {str(one.get("name")): its for one in statuses if (its := _map(one, "allocatedResources"))}
+
+    def allocated(one: Object) -> Object:
+        its = granted.get(str(one.get("name")))
+        return one if its is None else {**one, "resources": _resized(one.get("resources"), its)}
+
+    changed |= {key: list(map(allocated, _list(spec.get(key)))) for key in _SPECS if granted}
+    return {**obj, "spec": {**spec, **changed}} if changed else obj
 
 
 def _resized(resources: Any, granted: Mapping[str, Any]) -> Object:
