@@ -74,7 +74,8 @@ GONE = {
     },
     "outrace report": "`outrace incidents list --since 7d`, and `outrace incidents advise`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
-    "outrace bench latency --no-disturbance": "`outrace bench latency --flood`, or leave it out",
+    "outrace bench latency --no-disturbance": "`outrace bench latency` without it",
+    "outrace bench race --hooks": "`outrace demo --hooks NAME --margin SIZE`, for each hook",
 }
 
 

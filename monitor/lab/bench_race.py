@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import click
 from monitor.cli.output import Finite, emit, format_bytes, output_option
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
 from monitor.kernel import meminfo
-from monitor.kernel.charging import AUTO, NAMES, bpf_offers
 from monitor.lab.bench import (
     Found,
     Listed,
@@ -48,8 +47,6 @@ KIB = 1 << 10
 MARGINS = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 KERNEL_MARGINS = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB)
 HOGS = (1, 2, 4)
-#: What rungs without BPF can hold begins where the others have long won.
-RUNG_MARGINS = (256 * KIB, 512 * KIB, 1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB)
 #: What polls: name, interval in microseconds.
 POLLERS = (("poll 1 ms", 1_000), ("poll 100 ms (earlyoom's floor)", 100_000), ("poll 10 s (kubelet)", 10_000_000))
 NODE_BYTES = 256 * MIB
@@ -89,29 +86,18 @@ class Bench:
         self.rows.append(_row(name, results))
         progress("{name}: {wins} of {runs}".format_map(self.rows[-1]))
 
-    def monitored(
-        self, trigger: str, margin: int, hog_counts: Sequence[int], hooks: str = AUTO, state_dir: Path | None = None
-    ) -> None:
+    def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int]) -> None:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
-        options = ("--enforce", "--trigger", trigger, "--hooks", hooks, "--eviction-hard", f"memory.available<{margin}")
-        with LabDaemon(self.node, *options, state_dir=state_dir or self.state_dir, keep_pins=True) as daemon:
+        options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
+        with LabDaemon(self.node, *options, state_dir=self.state_dir, keep_pins=True) as daemon:
             time.sleep(1.0)  # until the end of its start
             for hogs in hog_counts:
-                self.both_pages(trigger if hooks == AUTO else hooks, margin, hogs, daemon)
+                self.both_pages(trigger, margin, hogs, daemon)
 
     def both_pages(self, name: str, margin: int, hogs: int, watcher: LabDaemon | Poller) -> None:
         for thp in (False, True):
             results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
             self.add(f"{name} {_where(hogs, thp, margin)}", results)
-
-
-def by_hooks(rows: Bench, names: Sequence[str], margins: Sequence[int]) -> None:
-    with ExitStack() as stack:
-        # A state dir holds the programs of one rung: with one for all they would be compiled anew at every turn.
-        directories = {name: stack.enter_context(state_dir(rows.node)) for name in names}
-        for margin in margins:
-            for name, directory in directories.items():
-                rows.monitored("user", margin, HOGS[:2], name, directory)
 
 
 def from_detached(rows: Bench) -> None:
@@ -138,13 +124,6 @@ def from_detached(rows: Bench) -> None:
 
 def _where(hogs: int, thp: bool, margin: int) -> str:
     return f"hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
-
-
-def _check_offered(names: Sequence[str]) -> None:
-    """Raises CannotError for a hook that is not there."""
-    for offer in bpf_offers() if names else ():
-        if offer.name in names and not offer.ok:
-            raise CannotError(f"--hooks {offer.name}: {offer.why}", offer.remedy)
 
 
 # -- mode hold: load by load, held at the crossing, and let go on with its data checked --------------------------------
@@ -209,12 +188,6 @@ def _hold_races(
 @bench("name wins runs p50 max kill_p50 kill_max least_left_bytes")
 @number("--runs", 20, "Races of each kind.")
 @click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel; 32Mi in mode hold).")
-@click.option(
-    "--hooks",
-    metavar="NAME,...",
-    type=Listed(click.Choice(NAMES)),
-    help="Only races by these hooks, on every margin, side by side.",
-)
 @click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
 @click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]")
 @click.option("--margin", type=Listed(Size()), help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]")
@@ -226,9 +199,7 @@ def _hold_races(
     help=f"In mode hold: only these of {', '.join(KINDS)}.",
 )
 @mode_option
-def race(
-    runs: int, quick: bool, hooks: tuple[str, ...] | None, no_baselines: bool, mode: str, **hold: Any
-) -> list[Row] | Found:
+def race(runs: int, quick: bool, no_baselines: bool, mode: str, **hold: Any) -> list[Row] | Found:
     """Race the OOM killer.
 
     1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down to 256
@@ -242,19 +213,14 @@ def race(
     all pods were held, none was OOM-killed, and all are right.
     """
     if mode == HOLD:
-        if hooks is not None or no_baselines:
-            raise ConfigError("--hooks and --no-baselines are of races in mode enforce", "leave them out")
+        if no_baselines:
+            raise ConfigError("--no-baselines is of races in mode enforce", "leave it out")
         return _hold_races(runs, quick, **hold)
     for name in (name for name, value in hold.items() if value is not None):
         raise ConfigError(f"--{name} is of races in mode hold", f"give --mode {HOLD} too")
-    names = hooks or ()
-    _check_offered(names)
     with LabNode("race", NODE_BYTES) as node, state_dir(node) as directory:
         rows = Bench(runs, node, populate(node), directory)
-        margins = (2 * MIB,) if quick else RUNG_MARGINS if names else MARGINS
-        if names:
-            by_hooks(rows, names, margins)
-            return rows.rows
+        margins = (2 * MIB,) if quick else MARGINS
         for margin in margins:
             rows.monitored("user", margin, HOGS)
         for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:

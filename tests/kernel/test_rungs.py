@@ -13,7 +13,6 @@ from monitor.errors import CannotError
 from monitor.kernel import bounds, cgroupfs, charging, meminfo
 from monitor.kernel.charging import BPF_RUNGS, NAMES, POLL, Offer, promise
 from monitor.kernel.wire import PAGE
-from monitor.lab import bench_race
 
 GIB = 1 << 30
 BPF = tuple(Offer(name, True, "there") for name in BPF_RUNGS)
@@ -50,13 +49,6 @@ def test_what_is_offered_and_best_first(
     for rung in found:
         assert rung["detail"]
         assert bool(rung["remedy"]) != rung["ok"], f"{rung['name']}: a remedy for what is not there, and only for that"
-
-
-def test_a_bench_refuses_hooks_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_race, "bpf_offers", lambda: NO_BPF)
-    bench_race._check_offered(("poll",))
-    with pytest.raises(CannotError, match=r"--hooks kprobe: bpf\(2\) is refused; give it CAP_BPF"):
-        bench_race._check_offered(("poll", "kprobe"))
 
 
 #: What a hook on charges promises less of than `poll`: things that are never charged, by docs/hooks.md.
