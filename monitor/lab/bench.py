@@ -5,21 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 from monitor.cli.output import F, Finite, emit, format_bytes, output_option, table_lines
 from monitor.errors import EXIT_OK, MonitorError
-from monitor.kernel import loader
-from monitor.lab.node import MIB, LabNode, Qos, require_root
+from monitor.lab.node import require_root
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
 from monitor.settings.config import ENFORCE, HOLD
@@ -146,27 +140,3 @@ def summary(name: str, values: Sequence[float], unit: str = "us") -> Row:
 
 def progress(text: str) -> None:
     click.echo(text, err=True)
-
-
-@contextmanager
-def state_dir(node: LabNode | None = None) -> Iterator[Path]:
-    """A state directory whose programs stay pinned from one daemon to the next, and go at the end; with a ``node`` also
-    after `kill -9`.
-    """
-    with tempfile.TemporaryDirectory(prefix="outrace-bench-") as name:
-        pins = loader.instance_directory(Path(name))
-        if node is not None:
-            node.also_remove(pins)
-        try:
-            yield Path(name)
-        finally:
-            loader.unload(pins)
-
-
-def fill_pods(node: LabNode, pods: int) -> None:
-    """``pods`` pods of two containers (three cgroups each), with a process in the first one that dies with the pod."""
-    qualities: tuple[tuple[Qos, int], ...] = (("Burstable", MIB), ("BestEffort", 0))
-    for i in range(pods):
-        pod = node.add_pod(f"p{i}", *qualities[i % 2], containers=2)
-        join = partial((pod.containers["c0"] / "cgroup.procs").write_text, "0")  # so that all it takes is the pod's
-        subprocess.Popen(["sleep", "100000"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=join)

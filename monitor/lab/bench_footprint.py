@@ -17,23 +17,17 @@ from pathlib import Path
 
 import psutil
 
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError
 from monitor.kernel import cgroupfs, loader
 from monitor.kernel.domains import POD, DomainTable, ceiling_pages
 from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
-from monitor.lab.bench import STATISTICS, Row, bench, number, progress, state_dir, summary
+from monitor.lab.bench import STATISTICS, Row, bench, number, progress, summary
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
 #: What the project promises. Milliseconds, bytes, milliseconds per minute.
-TARGETS = {
-    "ready_cold": 3000.0,
-    "ready_warm": 300.0,
-    "rss_hot": 40.0 * MIB,
-    "rss_tree": 90.0 * MIB,
-    "idle_hot": 20.0,
-}
+TARGETS = {"ready_cold": 3e3, "ready_warm": 300.0, "rss_hot": 40.0 * MIB, "rss_tree": 90.0 * MIB, "idle_hot": 20.0}
 NODE_BYTES = 512 * MIB
 #: What a start leaves behind (late audits of pods, the first sweep's pages) is over by then.
 SETTLE_S = 3.0
@@ -60,21 +54,6 @@ def cpu_ns(pid: int) -> int:
     )
 
 
-def side_of(daemon: LabDaemon) -> int:
-    children = processes(daemon.pid)[1:]
-    if len(children) != 1:
-        raise MonitorError(f"the hot process has {len(children)} children instead of its side process")
-    return children[0]
-
-
-def to_ready(daemon: LabDaemon) -> float:
-    """Milliseconds from the start of the command to the hot process being ready."""
-    ready = daemon.message("ready")
-    if ready is None:
-        raise MonitorError(f"the monitor answers /readyz but never logged that it is ready: {daemon.complaint()}")
-    return float((ready["ready_ns"] - daemon.started_ns) / 1e6)
-
-
 def _memory_rows(daemon: LabDaemon, after: str) -> list[Row]:
     figures = {"rss_hot": memory(daemon.pid), "rss_tree": sum(map(memory, processes(daemon.pid)))}
     return [summary(name + after, [float(value)], "bytes") for name, value in figures.items()]
@@ -86,7 +65,7 @@ def _idle_rows(daemon: LabDaemon, seconds: float) -> list[Row]:
     CannotError if the machine is too close to its threshold to be disarmed.
     """
     time.sleep(SETTLE_S)
-    pids = {"idle_hot": daemon.pid, "idle_side": side_of(daemon)}
+    pids = dict(zip(("idle_hot", "idle_side"), processes(daemon.pid), strict=True))
     windows = max(1, round(seconds / WINDOW_S))
     used: dict[str, list[float]] = {name: [] for name in pids}
     for _ in range(windows):
@@ -117,24 +96,24 @@ def footprint(runs: int, pods: int, idle: float) -> list[Row]:
     # Bytecode as after an installation: a checkout has none before it was run, and compiling takes half a second.
     compileall.compile_dir(Path(loader.__file__).parent.parent, quiet=2)
     rows: list[Row] = []
-    with LabNode("footprint", NODE_BYTES) as node, state_dir(node) as directory:
+    with LabNode("footprint", NODE_BYTES) as node:
+        directory = node.state_dir()
         for i in range(pods):
             node.add_pod(f"p{i}", ("Burstable", "BestEffort")[i % 2], request=MIB * (i % 2 == 0), containers=2)
 
-        def daemon(keep_pins: bool) -> LabDaemon:
-            return LabDaemon(node, state_dir=directory, machine=True, keep_pins=keep_pins)
-
-        for name, times, keep_pins in (("first", 1, False), ("cold", runs, False), ("warm", runs, True)):
+        for name, times in (("first", 1), ("cold", runs), ("warm", runs)):
             took = []
-            for _ in range(times + keep_pins):
-                with daemon(keep_pins) as started:
-                    took.append(to_ready(started))
-            rows.append(summary(f"ready_{name}", took[keep_pins:], "ms"))  # the first one loads what the next ones find
+            for _ in range(times):
+                if name == "cold":
+                    loader.unload(loader.instance_directory(directory))
+                with LabDaemon(node, state_dir=directory, machine=True) as daemon:
+                    took.append((daemon.told("ready")["ready_ns"] - daemon.started_ns) / 1e6)
+            rows.append(summary(f"ready_{name}", took, "ms"))
             progress(f"ready_{name}: p50 {rows[-1]['p50']:.0f} ms")
-        with daemon(True) as started:
-            rows += _memory_rows(started, "")
-            rows += _idle_rows(started, idle)
-            rows += _memory_rows(started, "_scraped")
+        with LabDaemon(node, state_dir=directory, machine=True) as daemon:
+            rows += _memory_rows(daemon, "")
+            rows += _idle_rows(daemon, idle)
+            rows += _memory_rows(daemon, "_scraped")
     return [row | ({"target": TARGETS[row["name"]]} if row["name"] in TARGETS else {}) for row in rows]
 
 
@@ -188,27 +167,25 @@ def overhead(triples: int) -> list[Row]:
     Ratios of CPU time per 4K page fault: 1.08 is 8 % more than with nothing attached. "armed" is the cost near a
     threshold; "disarmed" is the cost everywhere else.
     """
-    with LabNode("bench-overhead", FAULTS_NODE_BYTES) as node, state_dir(node) as state:
-        directory = loader.ensure_loaded(state)[0]
+    with LabNode("bench-overhead", FAULTS_NODE_BYTES) as node, ExitStack() as stack:
+        directory = loader.ensure_loaded(node.state_dir())[0]
         pins = Pins(directory)
         for name in OOM:
             # Pinned links would keep these attached in the rounds that are to have nothing attached.
             (directory / f"link_{name}").unlink()
         pod = node.add_pod("faulting", "Burstable", request=64 * MIB)
         table = watch(pins, node, pod)
+        stack.callback(table.close)
         Sweeper(pins, table).run()
         rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
+        for ring in rings:
+            stack.callback(ring.close)
         child = node.start(pod, "monitor.lab.workers:faults", mib=LOOP_MIB, cpu=max(os.sched_getaffinity(0)))
 
         def took(passes: int) -> int:
             child.send(str(passes))
             return int(child.expect("took"))
 
-        try:
-            passes = max(1, ROUND_NS // took(1))
-            found = ratios(lambda: took(passes), pins, lambda: sum(ring.consume() for ring in rings), triples)
-            return [summary(state, values, "ratio") for state, values in found.items()]
-        finally:
-            for ring in rings:
-                ring.close()
-            table.close()
+        passes = max(1, ROUND_NS // took(1))
+        found = ratios(lambda: took(passes), pins, lambda: sum(ring.consume() for ring in rings), triples)
+        return [summary(state, values, "ratio") for state, values in found.items()]

@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -21,9 +22,8 @@ import psutil
 from monitor.actions.ledger import OF_PROCESSES
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError, MonitorError
 from monitor.kernel import cgroup_procs, loader
-from monitor.kernel.kmsg import Killed, Kmsg
 from monitor.lab.bench import Found, Row, bench, mode_option, number, progress, trigger_option
-from monitor.lab.child import Child, Hog, until
+from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import HoldStage, go_on, populate
@@ -31,8 +31,6 @@ from monitor.settings.config import HOLD
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 
 HOT, SIDE = "hot", "side"
-NODE_BYTES, MARGIN = 256 * MIB, 16 * MIB
-HOLD_NODE_BYTES, HOLD_MARGIN = 512 * MIB, 32 * MIB
 #: What is killed is killed between this much before the line and so long after.
 _BEFORE = 8 * MIB
 _AFTER_S = 0.04
@@ -58,6 +56,8 @@ class Kills(ABC):
 
     #: What is counted: columns of the table.
     columns: str
+    #: Of the node, and from its limit to the threshold.
+    node_bytes, margin = 256 * MIB, 16 * MIB
 
     def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
         self._node, self._daemon, self._random = node, daemon, random.Random(seed)
@@ -130,29 +130,32 @@ class EnforceKills(Kills):
     columns = "runs right evicted oom gone_on told_by_next"
 
     def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
-        self._kmsg = Kmsg()
         self._victim = populate(node)
         node.fill(node.add_pod("idle", namespace="demo"), 24)  # the next in order
-        self._hogs: dict[int, tuple[int, Row]] = {}  # pid -> number of its run, and its row
-        self._killed: Counter[int] = Counter()  # pids that the kernel's log names
+        #: Of each run: its number, row and pids, and OOM kills as the kernel counts them.
+        self._killed: list[tuple[int, Row, set[int], int]] = []
         self._decided: set[int] = set()
         super().__init__(node, daemon, seed)
 
     def _race(self, row: Row, since: int) -> Iterator[str]:
         before = self._node.oom_kills()
-        hogs = self._start_hogs(row)
+        count, rate = self._random.choice((1, 3)), self._random.choice(_RATES)
+        mib = 2 * self.node_bytes // MIB // count
+        hogs = [self._node.start_hog(self._victim, mib=mib, rate=rate) for _ in range(count)]
+        for hog in hogs:
+            hog.go()
         self._kill(row)
         until(lambda: all(hog.process.poll() is not None for hog in hogs), "the race to end")
         for hog in hogs:
             self._node.end(hog)
         self._wait_until_ready()
         until(self._is_calm, "the pressure to end")
-        self._read_log()
-        won = self._node.oom_kills() == before
-        if won:  # the side may be a moment behind its own metrics
+        kills = self._node.oom_kills() - before
+        self._killed.append((self._number, row, {hog.pid for hog in hogs}, kills))
+        if not kills:  # the side may be a moment behind its own metrics
             self._daemon.wait_for(self._is_reported, _REPORT_TIMEOUT_S, since)
-        row["evicted"], row["oom"] = row["evicted"] + won, row["oom"] + (not won)
-        yield from self._misreported(row, since, won)
+        row["oom" if kills else "evicted"] += 1
+        yield from self._misreported(row, since, not kills)
         yield from self._changed_scores()
 
     def _misreported(self, row: Row, since: int, won: bool) -> Iterator[str]:
@@ -171,65 +174,49 @@ class EnforceKills(Kills):
         for pod in set(decided.values()) - {f"{self._victim.namespace}/{self._victim.name}"}:
             yield f"{pod} was evicted"
 
-    def _start_hogs(self, row: Row) -> list[Hog]:
-        count, rate = self._random.choice((1, 3)), self._random.choice(_RATES)
-        hogs = [self._node.start_hog(self._victim, mib=2 * NODE_BYTES // MIB // count, rate=rate) for _ in range(count)]
-        self._hogs |= {hog.pid: (self._number, row) for hog in hogs}
-        for hog in hogs:
-            hog.go()
-        return hogs
-
     def _kill(self, row: Row) -> None:
         """At a random moment around the crossing."""
-        line, cgroup = NODE_BYTES - MARGIN - int(self._random.uniform(0, _BEFORE)), self._victim.cgroup
+        line, cgroup = self.node_bytes - self.margin - int(self._random.uniform(0, _BEFORE)), self._victim.cgroup
         until(lambda: self._node.usage() >= line or not cgroup_procs.pids_below(cgroup), "a crossing", pause=0.0)
         time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
         self._strike(row)
 
     def _is_calm(self) -> bool:
         status, body = self._daemon.get("/metrics")
-        return status == 200 and self._node.usage() < NODE_BYTES // 2 and f"{_NOT_MET} 0.0" in body
+        return status == 200 and self._node.usage() < self.node_bytes // 2 and f"{_NOT_MET} 0.0" in body
 
     def _is_reported(self, record: Record) -> bool:
         fresh = record.get("msg") == "evicting" and record["decided_ns"] not in self._decided
         return fresh or "while it was signalling" in str(record.get("msg"))
 
-    def _read_log(self) -> None:
-        for line in self._kmsg.read():
-            if isinstance(line, Killed) and line.pid in self._hogs:
-                self._killed[line.pid] += 1
+    def _misjudged(self) -> list[tuple[Row, str]]:
+        """The runs whose OOM kills are not each in exactly one incident."""
+        incidents = IncidentReader(self._daemon.state_dir / FILE_NAME).all()
+        found = Counter(victim["pid"] for incident in incidents for victim in incident["oom_victims"])
+        return [
+            (row, f"run {number}: of {kills} OOM kills these are in incidents: {judged}")
+            for number, row, pids, kills in self._killed
+            if len(judged := [pid for pid in found.elements() if pid in pids]) != kills or len(set(judged)) != kills
+        ]
 
     def finish(self) -> None:
-        """Every OOM kill in exactly one incident. Waits until the last episodes are stored."""
-        reader = IncidentReader(self._daemon.state_dir / FILE_NAME)
-        deadline = time.monotonic() + _STORED_S
-        while True:
-            self._read_log()
-            found = Counter(
-                v["pid"] for incident in reader.all() for v in incident["oom_victims"] if v["pid"] in self._hogs
-            )
-            if found == Counter(dict.fromkeys(self._killed, 1)) or time.monotonic() > deadline:
-                break
-            time.sleep(0.5)
-        self._kmsg.close()
-        for pid in self._killed.keys() | found.keys():
-            number, row = self._hogs[pid]
-            if found[pid] != 1 or pid not in self._killed:
-                row["problems"].append(f"run {number}: the OOM kill of {pid} is in {found[pid]} incidents")
+        """Waits until the last episodes are stored."""
+        with suppress(MonitorError):
+            until(lambda: not self._misjudged(), "the last incident", _STORED_S, 0.5)
+        for row, problem in self._misjudged():
+            row["problems"].append(problem)
         for row in self.rows.values():
             row["right"] = row["runs"] - len({problem.partition(":")[0] for problem in row["problems"]})
-        counted = self._node.oom_kills()
-        if counted != len(self._killed):
-            self.left_behind.append(f"the kernel counts {counted} OOM kills, its log {len(self._killed)}")
 
 
 class HoldKills(Kills):
     #: `held`: the pod was held as the SIGKILL came; `right`: all of its processes went on, and what they had is what
     #: they had written; `killed`: by outrace, at the kill threshold; `oom`: by the kernel, where no pod was held.
     columns = "runs held right killed oom"
+    node_bytes, margin = 512 * MIB, 32 * MIB
 
     def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
-        self._stage = HoldStage(node, HOLD_MARGIN)
+        self._stage = HoldStage(node, self.margin)
         super().__init__(node, daemon, seed)
 
     def _race(self, row: Row, since: int) -> Iterator[str]:
@@ -237,10 +224,15 @@ class HoldKills(Kills):
         kind, count = self._random.choice(_LOADS), self._random.choice((1, 2, 4))
         at_release = self._random.random() < 0.25
         stage.load()
-        children = stage.start(kind, count)
-        for child in children:
-            child.send("go")
-        until(lambda: self._is_braked_or_over(children, before), "a hold", pause=_LOOK_S)
+        hogs = stage.start(kind, count)
+        for hog in hogs:
+            hog.go()
+
+        def held_or_over() -> bool:
+            dead = any(hog.process.poll() is not None for hog in hogs)
+            return dead or bool(stage.changed()) or self._node.oom_kills() > before
+
+        until(held_or_over, "a hold", pause=_LOOK_S)
         if at_release:
             time.sleep(0.1)
             stage.unload()
@@ -251,34 +243,25 @@ class HoldKills(Kills):
         if not at_release:
             self._wait()  # the next one has a hold to go on with
             stage.unload()
-        row["held"] += held
-        yield from self._settle(row, children)
+        self._wait_until_ready()
+        right, _ = go_on(hogs, _RELEASED_S)
+        with suppress(MonitorError):
+            until(lambda: not stage.changed(), "the pod to be as before", _RELEASED_S, _LOOK_S)
+        yield from stage.changed()
         oom = self._node.oom_kills() - before
         evicted = any(r.get("msg") == "evicting" for r in self._daemon.log[since:])
-        row["oom"], row["killed"] = row["oom"] + bool(oom), row["killed"] + evicted
+        for key, happened in (("held", held), ("right", right), ("oom", oom > 0), ("killed", evicted)):
+            row[key] += happened
         if oom and held and not lost_before:
             yield f"{kind} x {count}: the OOM killer killed {oom} that were held"
-        for child in children:
-            self._node.end(child)
+        for hog in hogs:
+            self._node.end(hog)
         if evicted:
             stage.renew(self._daemon)
 
     def _wait(self) -> None:
         """A part of the moments lies close to what has just happened."""
         time.sleep(self._random.uniform(0, _WITHIN_S) * self._random.choice((0.0, 0.01, 0.1, 1.0)))
-
-    def _is_braked_or_over(self, children: list[Child], oom_kills: int) -> bool:
-        dead = any(child.process.poll() is not None for child in children)
-        return dead or bool(self._stage.changed()) or self._node.oom_kills() > oom_kills
-
-    def _settle(self, row: Row, children: list[Child]) -> list[str]:
-        """All go on, and everything is as before; else what is not."""
-        self._wait_until_ready()
-        row["right"] += go_on(children, _RELEASED_S)[0]
-        deadline = time.monotonic() + _RELEASED_S
-        while (changed := self._stage.changed()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        return changed
 
     def finish(self) -> None:
         """Nothing of the holds is there when the daemon has ended, not even of what the last one left."""
@@ -306,13 +289,11 @@ def kills(runs: int, trigger: str, mode: str, seed: int | None) -> Found:
     seed = random.randrange(1 << 32) if seed is None else seed
     if mode == HOLD and trigger != "user":
         raise ConfigError(f"--trigger {trigger} kills at the crossing, where mode hold brakes", "leave it out")
-    kind, size, margin = (
-        (HoldKills, HOLD_NODE_BYTES, HOLD_MARGIN) if mode == HOLD else (EnforceKills, NODE_BYTES, MARGIN)
-    )
-    with LabNode("kills", size, with_freezer=mode == HOLD) as node:
-        options = ("--mode", mode, "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
+    kind: type[Kills] = HoldKills if mode == HOLD else EnforceKills
+    with LabNode("kills", kind.node_bytes, with_freezer=mode == HOLD) as node:
+        options = ("--mode", mode, "--trigger", trigger, "--eviction-hard", f"memory.available<{kind.margin}")
         daemon = LabDaemon(node, *options)
-        races: Kills = kind(node, daemon, seed)
+        races = kind(node, daemon, seed)
         with daemon:
             for number in range(runs):
                 races.run(HOT if number % 2 == 0 else SIDE)

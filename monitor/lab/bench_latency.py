@@ -1,5 +1,5 @@
 """`outrace bench latency`: from the crossing in the kernel to the decision and to the SIGKILL, and beside the floor
-(`monitor.lab.floor`): the same crossings, the same victims, in turns, in one run.
+(`monitor.lab.workers.floor`): the same crossings, the same victims, in turns, in one run.
 
 Every figure of the monitor comes from the real daemon's own records: the crossing's time is taken by the BPF program,
 the other two by the hot process right after deciding and right after the last signal of the first round went out.
@@ -7,20 +7,20 @@ the other two by the hot process right after deciding and right after the last s
 
 from __future__ import annotations
 
-import contextlib
 import os
-import time
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
 
 from monitor.errors import MonitorError
 from monitor.kernel import loader
-from monitor.lab.bench import STATISTICS, Row, bench, fill_pods, number, progress, summary
-from monitor.lab.bench import state_dir as temporary_state_dir
-from monitor.lab.child import Child, Hog
+from monitor.lab.bench import STATISTICS, Row, bench, number, progress, summary
+from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -42,52 +42,48 @@ CHURN_MARGIN_MIB = 96
 _BACK = 4 * MIB
 
 
-class Samples:
-    """Microseconds from the crossing until it was seen (decided) and until the last signal."""
-
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-        self.signalled: list[float] = []
-
-    def add(self, crossed_ns: int, seen_ns: int, signalled_ns: int) -> None:
-        self.seen.append((seen_ns - crossed_ns) / 1000)
-        self.signalled.append((signalled_ns - crossed_ns) / 1000)
+#: Microseconds from a crossing until it was seen (decided), and until the last signal.
+Sample = tuple[float, float]
 
 
-def observe_crossings(daemon: LabDaemon, hogs: list[Hog], crossings: int) -> list[float]:
-    """Let the hogs cross the threshold together, again and again; microseconds from each crossing to its decision."""
-    out: list[float] = []
-    since = len(daemon.log)
-    while len(out) < crossings:
-        for hog in hogs:
-            hog.go()
-        for hog in hogs:
-            hog.expect("grown")
-        for hog in hogs:
-            hog.free()
-        new = daemon.log[since:]
-        since += len(new)
-        decided = (r for r in new if r.get("msg") == "would evict" and r["crossed_ns"])
-        out += [(r["decided_ns"] - r["crossed_ns"]) / 1000 for r in decided]
-    return out
+def sample(crossed_ns: int, seen_ns: int, signalled_ns: int) -> Sample:
+    return (seen_ns - crossed_ns) / 1000, (signalled_ns - crossed_ns) / 1000
 
 
 def add_pods(node: LabNode, pods: int) -> LabPod:
-    """So many pods, and the one whose processes are killed."""
-    fill_pods(node, pods - 1)
+    """So many pods of two containers (three cgroups each), with a process in the first one that dies with the pod; the
+    last has none, and its processes are those that are killed.
+    """
+    for i in range(pods - 1):
+        pod = node.add_pod(f"p{i}", ("Burstable", "BestEffort")[i % 2], MIB * (i % 2 == 0), containers=2)
+        join = partial((pod.containers["c0"] / "cgroup.procs").write_text, "0")  # so that all it takes is the pod's
+        subprocess.Popen(["sleep", "100000"], stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=join)
     return node.add_pod("victim", "BestEffort", containers=2, grace_s=0)
 
 
-def observed(state_dir: Path, crossings: int) -> Row:
-    """The decisions of a monitor that only observes, with processes that cross together."""
+def observed(crossings: int) -> Row:
+    """The decisions of a monitor that only observes, with processes that cross the threshold together."""
+    found: list[float] = []
     with LabNode("latency", NODE_BYTES) as node:
         victim = add_pods(node, PODS)
         threshold = f"memory.available<{THRESHOLD - node.usage()}"
-        with LabDaemon(node, "--eviction-hard", threshold, state_dir=state_dir, keep_pins=True) as daemon:
+        with LabDaemon(node, "--eviction-hard", threshold) as daemon:
             hogs = [node.start_hog(victim, mib=HOG_MIB) for _ in range(HOGS)]
-            row = summary("crossing_to_decision", observe_crossings(daemon, hogs, crossings))
+            since = len(daemon.log)
+            while len(found) < crossings:
+                for hog in hogs:
+                    hog.go()
+                for hog in hogs:
+                    hog.expect("grown")
+                for hog in hogs:
+                    hog.free()
+                new = daemon.log[since:]
+                since += len(new)
+                decided = (r for r in new if r.get("msg") == "would evict" and r["crossed_ns"])
+                found += [(r["decided_ns"] - r["crossed_ns"]) / 1000 for r in decided]
             if lost := daemon.lost():
                 progress(f"events lost: {lost}")
+    row = summary("crossing_to_decision", found)
     progress(f"{row['name']}: p50 {row['p50']:.0f} us, p99 {row['p99']:.0f} us")
     return row
 
@@ -100,89 +96,79 @@ class AgainstFloor:
 
     node: LabNode
     victim: LabPod
-    busy: list[LabPod]
+    busy: Sequence[LabPod]
     state_dir: Path
 
     def rows(self, kind: str, label: str, n: int, turns: int) -> list[Row]:
         """``n`` kills each beside neighbours of ``kind``, in turns. The threshold lies a margin above what is in use
         when the neighbours are there.
         """
-        ours, floor = Samples(), Samples()
+        ours, floor = list[Sample](), list[Sample]()
         margin = CHURN_MARGIN_MIB if kind == "churn" else MARGIN_MIB
         for turn in range(turns):  # what a host does to its machines changes within seconds
             kills = n * (turn + 1) // turns - n * turn // turns
             with self._neighbours(kind):
                 threshold = self.node.memory_bytes - self.node.usage() - margin * MIB
-                self._by_monitor(ours, threshold, kills, 2 * margin)
-                self._by_floor(floor, threshold, kills, 2 * margin)
-            progress(f"{kind or 'quiet'}: {len(floor.signalled)} of {n}")
-        base = summary(f"floor_to_sigkill_{label}", floor.signalled)
-        sigkill = summary(f"crossing_to_sigkill_{label}", ours.signalled)
-        ratio = {key: sigkill[key] / base[key] for key in ("p50", "p99", "max")}
-        return [
-            summary(f"floor_to_seen_{label}", floor.seen),
-            base,
-            summary(f"crossing_to_decision_{label}", ours.seen),
-            sigkill,
-            {"name": f"sigkill_to_floor_{label}", "unit": "ratio", "n": sigkill["n"], **ratio},
-        ]
+                ours += self._by_monitor(threshold, kills, 2 * margin)
+                floor += self._by_floor(threshold, kills, 2 * margin)
+            progress(f"{kind or 'quiet'}: {len(floor)} of {n}")
+        names = ("floor_to_seen", "floor_to_sigkill", "crossing_to_decision", "crossing_to_sigkill")
+        values = [[one[at] for one in samples] for samples in (floor, ours) for at in (0, 1)]
+        rows = [summary(f"{name}_{label}", found) for name, found in zip(names, values, strict=True)]
+        ratio = {key: rows[3][key] / rows[1][key] for key in ("p50", "p99", "max")}
+        return [*rows, {"name": f"sigkill_to_floor_{label}", "unit": "ratio", "n": rows[3]["n"], **ratio}]
 
-    @contextlib.contextmanager
+    @contextmanager
     def _neighbours(self, kind: str) -> Iterator[None]:
         """``compile``, ``churn`` (in the busy pods) or no load (``""``)."""
         root, own = self.node.hierarchy.root, [pod.containers["c0"] for pod in self.busy]
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             for cgroup in {"compile": [root] * COMPILERS, "churn": own}.get(kind, ()):
-                child = Child("monitor.lab.workers:neighbour", kind=kind, cgroup=cgroup)
-                stack.callback(child.close)
-                child.expect("ready")
+                stack.callback(self.node.end, self.node.start(cgroup, "monitor.lab.workers:neighbour", kind=kind))
             yield
 
-    def _by_monitor(self, out: Samples, available_below: int, n: int, mib: int) -> None:
+    def _by_monitor(self, available_below: int, n: int, mib: int) -> Iterator[Sample]:
         options = ("--enforce", "--eviction-hard", f"memory.available<{available_below}")
-        with LabDaemon(self.node, *options, state_dir=self.state_dir, keep_pins=True) as daemon:
+        with LabDaemon(self.node, *options, state_dir=self.state_dir) as daemon:
             for _ in range(n):
                 since = len(daemon.log)
                 hog = self.node.start_hog(self.victim, mib=mib)
                 hog.go()
-                record = daemon.message("evicting", _PATIENCE_S, since)
-                if record is None or daemon.message("evicted", _PATIENCE_S, since) is None:
-                    raise MonitorError(f"an eviction was not reported: {daemon.complaint()}")
+                record = daemon.told("evicting", _PATIENCE_S, since)
+                daemon.told("evicted", _PATIENCE_S, since)
                 if record["uid"] != self.victim.uid:
                     raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
                 if record["crossed_ns"]:
-                    out.add(record["crossed_ns"], record["decided_ns"], record["signalled_ns"])
+                    yield sample(record["crossed_ns"], record["decided_ns"], record["signalled_ns"])
                 else:
                     progress("not timed: decided by a pass before the crossing's record was read")
                 self.node.end(hog)
 
-    def _by_floor(self, out: Samples, available_below: int, n: int, mib: int) -> None:
+    def _by_floor(self, available_below: int, n: int, mib: int) -> Iterator[Sample]:
         """By the bare loop, which is given the hog's pid beforehand."""
         node, pins = self.node, loader.ensure_loaded(self.state_dir, loader.AUTO)[0]
-        floor = Child("monitor.lab.floor:floor", pins=pins, cgroup=node.cgroup, available_below=available_below)
-        with contextlib.closing(floor):
-            floor.expect("ready")
+        options = {"pins": pins, "available_below": available_below}
+        with closing(node.start(node.cgroup, "monitor.lab.workers:floor", **options)) as floor:
             for _ in range(n):
                 hog = node.start_hog(self.victim, mib=mib)
                 before = node.usage()
                 floor.send(f"aim {hog.pid}")
                 floor.expect("aimed")
                 hog.go()
-                out.add(*map(int, floor.expect("killed").split()))
+                yield sample(*map(int, floor.expect("killed").split()))
                 hog.process.wait()
-                deadline = time.monotonic() + 5.0
-                while node.usage() > before + _BACK and time.monotonic() < deadline:
-                    time.sleep(0.001)
+                with suppress(MonitorError):
+                    until(lambda: node.usage() <= before + _BACK, "its memory", 5.0)  # noqa: B023 - called here
                 node.end(hog)
 
 
-def against_floor(state_dir: Path, kills: int, turns: int, pods: int) -> list[Row]:
+def against_floor(kills: int, turns: int, pods: int) -> list[Row]:
     """The monitor and the floor: quiet, beside compilers at nice 19, with processes that come and go."""
     with LabNode("latency", NODE_BYTES) as node:
         victim = add_pods(node, pods - CPUS)
         # What comes and goes leaves up to 17 MiB behind for a while: it is not to be evicted for that.
         busy = [node.add_pod(f"busy{i}", priority=1000) for i in range(CPUS)]
-        both = AgainstFloor(node, victim, busy, state_dir)
+        both = AgainstFloor(node, victim, busy, node.state_dir())
         kinds = (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn"))
         return [row for kind, label in kinds for row in both.rows(kind, label, kills, turns)]
 
@@ -199,6 +185,4 @@ def latency(crossings: int, kills: int, floor_only: bool, turns: int, pods: int)
     Then, in turns, the SIGKILL of the monitor and that of the floor: a bare Python loop on the same ring that knows
     only the processes to kill. The rows sigkill_to_floor_* are the ratio of the two.
     """
-    with temporary_state_dir() as state_dir:
-        rows = [] if floor_only else [observed(state_dir, crossings)]
-        return rows + against_floor(state_dir, kills, turns, pods)
+    return [*([] if floor_only else [observed(crossings)]), *against_floor(kills, turns, pods)]

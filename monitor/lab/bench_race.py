@@ -4,44 +4,28 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import statistics
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 
 from monitor.cli.output import Finite, emit, format_bytes, output_option
-from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, ConfigError
-from monitor.kernel import meminfo
-from monitor.lab.bench import (
-    Found,
-    Listed,
-    Row,
-    Size,
-    bench,
-    mode_option,
-    number,
-    progress,
-    row_lines,
-    state_dir,
-    trigger_option,
-)
-from monitor.lab.checked import KINDS
-from monitor.lab.child import until
+from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError
+from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, row_lines, trigger_option
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.lab.race import HoldResult, HoldStage, Poller, RaceResult, Sizes, populate, run_hold, run_race
-from monitor.settings.config import HOLD, fastest_fill
+from monitor.lab.hog import CHECKED
+from monitor.lab.node import MIB, LabNode, LabPod, require_root
+from monitor.lab.race import HoldResult, HoldStage, Poller, RaceResult, Sizes, populate, run_hold, run_race, spread
+from monitor.settings.config import HOLD
 from monitor.settings.options import HOOKS
-from monitor.sources.source import MIN_LOOK_NS, RESERVE_NS
 
 KIB = 1 << 10
 MARGINS = (1 * MIB, 2 * MIB, 4 * MIB, 8 * MIB)
@@ -57,73 +41,44 @@ _HOLD_COLUMNS = (
 )
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
 def _row(name: str, results: Sequence[RaceResult]) -> Row:
-    kills = [r.kill_us for r in results if r.kill_us is not None]
-    detections = [r.detection_us for r in results if r.detection_us is not None]
+    won = [r for r in results if r.winner == "eviction"]
+    _, p50, most = spread(results, "detection_us")
+    _, kill_p50, kill_max = spread(results, "kill_us")
     return {
         "name": name,
         "unit": "us",
         "runs": len(results),
-        "wins": sum(r.winner == "eviction" for r in results),
-        "p50": _median(detections),
-        "max": max(detections, default=None),
-        "kill_p50": _median(kills),
-        "kill_max": max(kills, default=None),
-        "least_left_bytes": min((r.headroom_bytes for r in results if r.winner == "eviction"), default=None),
+        "wins": len(won),
+        "p50": p50,
+        "max": most,
+        "kill_p50": kill_p50,
+        "kill_max": kill_max,
+        "least_left_bytes": spread(won, "headroom_bytes")[0],
     }
 
 
-class Bench:
-    def __init__(self, runs: int, node: LabNode, pod: LabPod, state_dir: Path) -> None:
-        self.runs, self.node, self.pod, self.state_dir = runs, node, pod, state_dir
-        self.rows: list[Row] = []
+@dataclass
+class Races:
+    """The rows of races in a ``pod`` of ``node``, ``runs`` of each kind."""
 
-    def add(self, name: str, results: Sequence[RaceResult]) -> None:
-        self.rows.append(_row(name, results))
+    runs: int
+    node: LabNode
+    pod: LabPod
+    rows: list[Row]
+
+    def add(self, name: str, watcher: LabDaemon | Poller, margin: int, hogs: int, thp: bool) -> None:
+        name = f"{name} hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
+        self.rows.append(_row(name, [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]))
         progress("{name}: {wins} of {runs}".format_map(self.rows[-1]))
 
-    def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int]) -> None:
+    def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int], state_dir: Path) -> None:
         """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
         options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
-        with LabDaemon(self.node, *options, state_dir=self.state_dir, keep_pins=True) as daemon:
+        with LabDaemon(self.node, *options, state_dir=state_dir) as daemon:
             time.sleep(1.0)  # until the end of its start
-            for hogs in hog_counts:
-                self.both_pages(trigger, margin, hogs, daemon)
-
-    def both_pages(self, name: str, margin: int, hogs: int, watcher: LabDaemon | Poller) -> None:
-        for thp in (False, True):
-            results = [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]
-            self.add(f"{name} {_where(hogs, thp, margin)}", results)
-
-
-def from_detached(rows: Bench) -> None:
-    """Races that begin with the fine-grained programs detached: were they attached in time?
-
-    Huge pages only: with 4K pages the machine is six times slower and the outcome is the easier one.
-    """
-    size = 4 * fastest_fill() * (MIN_LOOK_NS + RESERVE_NS) // 1_000_000_000
-    if size > meminfo.mem_total() // 2:
-        progress(f"races from detached left out: they need a node of {format_bytes(size)}")
-        return
-    margin = 8 * MIB
-    with LabNode("detached", size) as node:
-        pod = populate(node)
-        options = ("--enforce", "--eviction-hard", f"memory.available<{margin}")
-        with LabDaemon(node, *options, state_dir=rows.state_dir, keep_pins=True) as daemon:
-            for hogs in (1, 2):
-                results = []
-                for _ in range(rows.runs):
-                    until(lambda: not daemon.metrics()["outrace_armed"], "the monitor to detach", 30, 0.1)
-                    results.append(run_race(node, pod, daemon, hogs, thp=True))
-                rows.add(f"user from detached {_where(hogs, True, margin)}", results)
-
-
-def _where(hogs: int, thp: bool, margin: int) -> str:
-    return f"hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
+            for hogs, thp in product(hog_counts, (False, True)):
+                self.add(trigger, daemon, margin, hogs, thp)
 
 
 # -- mode hold: load by load, held at the crossing, and let go on with its data checked --------------------------------
@@ -131,8 +86,8 @@ def _where(hogs: int, thp: bool, margin: int) -> str:
 
 def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
     """One line of the table: counts of runs, bytes, and microseconds from the crossing to the brake in force."""
-    grew = [r.grew_bytes for r in results if r.grew_bytes is not None]
-    brake = [r.brake_us for r in results if r.brake_us is not None]
+    _, grew_p50, grew_max = spread(results, "grew_bytes")
+    _, brake_p50, brake_max = spread(results, "brake_us")
     return {
         "name": name,
         "unit": "us",
@@ -141,11 +96,11 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
         "oom": sum(r.oom_kills for r in results),
         "killed": sum(r.outcome == "killed" or bool(r.killed) for r in results),
         "right": sum(r.is_whole for r in results),
-        "grew_p50_bytes": _median(grew),
-        "grew_max_bytes": max(grew, default=None),
-        "brake_p50": _median(brake),
-        "brake_max": max(brake, default=None),
-        "least_left_bytes": min((r.left_bytes for r in results if r.left_bytes is not None), default=None),
+        "grew_p50_bytes": grew_p50,
+        "grew_max_bytes": grew_max,
+        "brake_p50": brake_p50,
+        "brake_max": brake_max,
+        "least_left_bytes": spread(results, "left_bytes")[0],
         "failed": sum(r.failed_calls > 0 for r in results),
         "brakes": dict(Counter(r.brake for r in results if r.brake)),
         "ended": dict(Counter(r.ended for r in results if r.ended)),
@@ -153,14 +108,7 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
     }
 
 
-def _hold_races(
-    runs: int,
-    quick: bool,
-    load: tuple[str, ...] | None,
-    hogs: tuple[int, ...] | None,
-    margin: tuple[int, ...] | None,
-    watch: float | None,
-) -> Found:
+def _hold_races(runs: int, quick: bool, load: Any, hogs: Any, margin: Any, watch: float | None) -> Found:
     """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
     margins = margin or (HOLD_MARGINS[1:2] if quick else HOLD_MARGINS)
     for line in margins:
@@ -172,16 +120,14 @@ def _hold_races(
         with LabNode("race", _HOLD_NODE, with_freezer=True) as node:
             stage = HoldStage(node, line)
             with LabDaemon(node, *given) as daemon:
-                for kind in load or KINDS:
-                    for count in hogs or HOGS:
-                        name, results = f"{kind} hogs={count} margin={format_bytes(line)}", list[HoldResult]()
-                        for number in range(1, runs + 1):
-                            results.append(run_hold(stage, daemon, kind, count, watch or 1.0))
-                            if trouble := results[-1].trouble():
-                                clean = False
-                                progress(f"{name}, run {number}: {trouble}")
-                        rows.append(hold_row(name, results))
-                        progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
+                for kind, count in product(load or CHECKED, hogs or HOGS):
+                    results = [run_hold(stage, daemon, kind, count, watch or 1.0) for _ in range(runs)]
+                    rows.append(hold_row(f"{kind} hogs={count} margin={format_bytes(line)}", results))
+                    troubles = list(filter(None, (result.trouble() for result in results)))
+                    clean = clean and not troubles
+                    progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
+                    for trouble in troubles:
+                        progress(f"  {trouble}")
     return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, _HOLD_COLUMNS)
 
 
@@ -195,8 +141,8 @@ def _hold_races(
 @click.option(
     "--load",
     metavar="NAME,...",
-    type=Listed(click.Choice(tuple(KINDS))),
-    help=f"In mode hold: only these of {', '.join(KINDS)}.",
+    type=Listed(click.Choice(tuple(CHECKED))),
+    help=f"In mode hold: only these of {', '.join(CHECKED)}.",
 )
 @mode_option
 def race(runs: int, quick: bool, no_baselines: bool, mode: str, **hold: Any) -> list[Row] | Found:
@@ -218,19 +164,17 @@ def race(runs: int, quick: bool, no_baselines: bool, mode: str, **hold: Any) -> 
         return _hold_races(runs, quick, **hold)
     for name in (name for name, value in hold.items() if value is not None):
         raise ConfigError(f"--{name} is of races in mode hold", f"give --mode {HOLD} too")
-    with LabNode("race", NODE_BYTES) as node, state_dir(node) as directory:
-        rows = Bench(runs, node, populate(node), directory)
+    with LabNode("race", NODE_BYTES) as node:
+        races = Races(runs, node, populate(node), [])
         margins = (2 * MIB,) if quick else MARGINS
+        directory = node.state_dir()
         for margin in margins:
-            rows.monitored("user", margin, HOGS)
+            races.monitored("user", margin, HOGS, directory)
         for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:
-            rows.monitored("kernel", margin, (1,))
-        if not quick:
-            from_detached(rows)
-        for name, interval_us in () if no_baselines else POLLERS:
-            for margin in margins:
-                rows.both_pages(name, margin, 1, Poller(margin, interval_us))
-    return rows.rows
+            races.monitored("kernel", margin, (1,), directory)
+        for (name, interval_us), margin, thp in product(() if no_baselines else POLLERS, margins, (False, True)):
+            races.add(name, Poller(margin, interval_us), margin, 1, thp)
+    return races.rows
 
 
 @click.command()
@@ -257,8 +201,7 @@ def demo(
       outrace demo --runs 20 --margin 2Mi -o json
       outrace demo --no-monitor
     """
-    if os.geteuid() != 0:
-        raise CannotError("outrace demo must be root: it makes cgroups and loads BPF programs", "use sudo")
+    require_root("demo")
     if node_memory < 128 * MIB:
         raise ConfigError(f"--node-memory {format_bytes(node_memory)} is too small", "give it at least 128Mi")
     if margin > node_memory // 2:

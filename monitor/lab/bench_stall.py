@@ -5,11 +5,9 @@ And loads that wait for memory or a disk without another pod's fault, of which n
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +19,7 @@ from monitor.lab.bench import Found, Listed, Row, bench, number, progress
 from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.race import spread
 
 NODE_BYTES = 128 * MIB
 #: Of the reader; of a pod that grows beside it, which then fits or not; of the one that is at its own limit.
@@ -46,87 +45,84 @@ class Seen(NamedTuple):
     evicted: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
 class Stage:
-    """A node with a reader; its speed is read every quarter of a second."""
+    """A node with its daemon, and a directory on a disk for the files of its pods."""
 
-    def __init__(self, node: LabNode, daemon: LabDaemon, files: Path) -> None:
-        self._node, self._daemon, self._files = node, daemon, files
-        self._v2 = None if node.hierarchy.version == 2 else pressure.unified(node.hierarchy)
+    node: LabNode
+    daemon: LabDaemon
+    files: Path
 
     def start(self, pod: LabPod, kind: str, mib: int) -> Child:
-        path = self._files / f"{pod.name}-{mib}"
-        child = self._node.start(pod, "monitor.lab.workers:files", kind=kind, path=path, mib=mib)
-        self._count(child, pod)
-        return child
+        path = self.files / f"{pod.name}-{mib}"
+        return self.node.start(pod, "monitor.lab.workers:files", kind=kind, path=path, mib=mib)
 
-    def _count(self, child: Child, pod: LabPod) -> None:
+    def count(self, child: Child, pod: LabPod) -> None:
         """On v1 a v2 hierarchy beside it has the pressure files, in cgroups of the same paths (systemd's hybrid)."""
-        if self._v2 is not None:
-            beside = self._v2 / pod.containers["c0"].relative_to(self._node.hierarchy.root)
-            self._node.also_remove(self._v2 / self._node.cgroup.name)
+        hierarchy = self.node.hierarchy
+        if hierarchy.version == 1 and (v2 := pressure.unified(hierarchy)) is not None:
+            beside = v2 / pod.containers["c0"].relative_to(hierarchy.root)
+            self.node.also_remove(v2 / self.node.cgroup.name)
             beside.mkdir(parents=True, exist_ok=True)
             (beside / "cgroup.procs").write_text(str(child.pid))
 
     def run(self, load: str) -> Seen:
         """One run of a load."""
         limit = OWN_LIMIT if load == "own-limit" else 0
-        pods = [self._node.add_pod("reader", limit=limit), self._node.add_pod("other")]
-        for pod in pods:
-            self._daemon.wait_for_pod(pod.namespace, pod.name)
+        own, other = self.node.add_pod("reader", limit=limit), self.node.add_pod("other")
+        for pod in (own, other):
+            self.daemon.wait_for_pod(pod.namespace, pod.name)
         # What waits by its own fault has all of its files from the beginning.
-        reader = self.start(pods[0], "map", SMALL_FILE_MIB if load in ("fits", "backup", "writer") else FILE_MIB)
-        hog = self._node.start_hog(pods[1], mib=HOG_MIB if LOADS[load] else SMALL_HOG_MIB, rate=RATE_MIB)
-        self._count(hog, pods[1])
-        others: list[Child] = [hog]
-        try:
-            before = max(self._speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
-            since = len(self._daemon.log)
-            if load in ("neighbour", "fits"):
-                hog.go()
-            elif load in ("backup", "writer"):
-                others.append(self.start(pods[1], "stream" if load == "backup" else "write", STREAM_MIB))
-            return self._watch(reader, before, since, LOADS[load])
-        finally:
-            for child in (reader, *others):
-                self._node.end(child)
+        reader = self.start(own, "map", SMALL_FILE_MIB if load in ("fits", "backup", "writer") else FILE_MIB)
+        hog = self.node.start_hog(other, mib=HOG_MIB if LOADS[load] else SMALL_HOG_MIB, rate=RATE_MIB)
+        self.count(reader, own)
+        self.count(hog, other)
+        before = max(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
+        since = len(self.daemon.log)
+        if load in ("neighbour", "fits"):
+            hog.go()
+        elif load in ("backup", "writer"):
+            self.count(self.start(other, "stream" if load == "backup" else "write", STREAM_MIB), other)
+        return self.watch(reader, before, since, LOADS[load])
 
-    def _watch(self, reader: Child, before: float, since: int, evicts: bool) -> Seen:
+    def watch(self, reader: Child, before: float, since: int, evicts: bool) -> Seen:
         """Until the reader is as fast as half of before again; where no pod is to be evicted, for a fixed time."""
         began = time.monotonic()
         lost = named = evicted = back = None
         slowest = before
         while (now := time.monotonic()) - began < (_MOST_S if evicts else _QUIET_S):
-            speed = self._speed(reader)
-            slowest = min(slowest, speed)
-            if lost is None and speed < before / 2:
+            pages = speed(reader)
+            slowest = min(slowest, pages)
+            if lost is None and pages < before / 2:
                 lost = now
-            log = [(r.get("msg"), r.get("pod")) for r in self._daemon.log[since:]]
-            named = named or next((now for msg, _ in log if msg == "a pod waits for memory that it had"), None)
-            evicted = evicted or next((now for msg, _ in log if msg == "evicting"), None)
-            if evicts and evicted is not None and speed > before / 2:
+            log = [r.get("msg") for r in self.daemon.log[since:]]
+            named = named or (now if "a pod waits for memory that it had" in log else None)
+            evicted = evicted or (now if "evicting" in log else None)
+            if evicts and evicted is not None and pages > before / 2:
                 back = now
                 break
-        names = tuple(str(r["pod"]) for r in self._daemon.log[since:] if r.get("msg") == "evicting")
+        names = tuple(str(r["pod"]) for r in self.daemon.log[since:] if r.get("msg") == "evicting")
         return Seen(_from(lost, named), _from(lost, evicted), _from(evicted, back), slowest / before, names)
 
-    def _speed(self, reader: Child) -> float:
-        """Pages a second that the reader has touched since it was last asked, over a quarter of a second."""
-        reader.send("count")
-        reader.expect("counted")
-        began = time.monotonic()
-        time.sleep(_SAMPLE_S)
-        reader.send("count")
-        return int(reader.expect("counted")) / (time.monotonic() - began)
+
+def speed(reader: Child) -> float:
+    """Pages a second that the reader has touched since it was last asked, over a quarter of a second."""
+    reader.send("count")
+    reader.expect("counted")
+    began = time.monotonic()
+    time.sleep(_SAMPLE_S)
+    reader.send("count")
+    return int(reader.expect("counted")) / (time.monotonic() - began)
 
 
 def _from(first: float | None, then: float | None) -> float | None:
     return None if first is None or then is None else max(0.0, then - first)
 
 
-@contextmanager
-def staged() -> Iterator[Stage]:
-    """A node with its daemon, and a directory on a disk: /tmp may be a tmpfs, whose pages are not file pages."""
+def play(load: str) -> Seen:
+    """One run, on a node and with a daemon of its own, which has evicted no pod before."""
     with (
+        # On a disk: /tmp may be a tmpfs, whose pages are not file pages.
         tempfile.TemporaryDirectory(prefix="outrace-bench-", dir="/var/tmp") as name,
         LabNode("stall", NODE_BYTES) as node,
     ):
@@ -136,15 +132,15 @@ def staged() -> Iterator[Stage]:
         # No threshold is met by page cache: what is evicted is evicted for a stall.
         options = ("--enforce", "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi")
         with LabDaemon(node, *options) as daemon:
-            yield Stage(node, daemon, Path(name))
+            return Stage(node, daemon, Path(name)).run(load)
 
 
 def row(load: str, runs: list[Seen], wrong: int) -> Row:
     """Medians and maxima in seconds."""
     made: Row = {"name": load, "unit": "s", "runs": len(runs), "wrong": wrong}
     for key in ("named_s", "evicted_s", "back_s"):
-        found = [value for one in runs if (value := getattr(one, key)) is not None]
-        made |= {key: statistics.median(found), f"{key}_max": max(found)} if found else {}
+        _, p50, most = spread(runs, key)
+        made |= {} if most is None else {key: p50, f"{key}_max": most}
     made["evicted"] = sum(bool(one.evicted) for one in runs)
     made["slowest"] = min(one.slowest for one in runs)
     return made
@@ -165,8 +161,7 @@ def stall(runs: int, loads: tuple[str, ...]) -> Found:
     for load in loads:
         seen, right = [], ("lab/other",) if LOADS[load] else ()
         for run in range(runs):
-            with staged() as stage:  # a daemon of its own, which has evicted no pod before
-                seen.append(stage.run(load))
+            seen.append(play(load))
             progress(f"{load}: {run + 1} of {runs}: {seen[-1]}")
         rows.append(row(load, seen, sum(one.evicted not in ((), right) for one in seen)))
     return Found(rows, code=EXIT_FAILURE if any(one["wrong"] for one in rows) else EXIT_OK)

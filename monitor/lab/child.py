@@ -41,8 +41,6 @@ class Child:
             stderr=subprocess.PIPE,
         )
         self._buffer = b""
-        #: The last line a closed child had written to stderr.
-        self.complaint = ""
 
     @property
     def pid(self) -> int:
@@ -83,8 +81,7 @@ class Child:
         first, _, rest = line.partition(" ")
         if first == word:
             return rest
-        self.close()
-        reason = self.complaint or f"it ended with {self.process.returncode}"
+        reason = self.close() or f"it ended with {self.process.returncode}"
         raise MonitorError(f"process {self.pid} of the lab printed {line!r} instead of {word!r}: {reason}")
 
     def close_stdin(self) -> None:
@@ -105,27 +102,27 @@ class Child:
                 os.close(pidfd)
         return self.process.wait()
 
-    def close(self) -> None:
-        """End it, if it has not ended, and reap it."""
+    def close(self) -> str:
+        """End it, if it has not ended, and reap it. Returns the last line that it had written to stderr."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        written = b""
         if self.process.stderr is not None and not self.process.stderr.closed:
             os.set_blocking(self.process.stderr.fileno(), False)  # children of its own may have it open
-            text = (self.process.stderr.read() or b"").decode(errors="replace").strip()
-            self.complaint = text.splitlines()[-1] if text else ""
+            written = self.process.stderr.read() or b""
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             with contextlib.suppress(BrokenPipeError):  # an unsent line of a child that died
                 if stream is not None:
                     stream.close()
+        return written.decode(errors="replace").strip().rpartition("\n")[2]
 
 
 class Hog(Child):
-    """A process that takes memory in a cgroup on request; its options are those of monitor/lab/hog.py."""
+    """A process that takes memory on request; its options are those of monitor/lab/hog.py."""
 
-    def __init__(self, cgroup: Path | None, **options: str | int) -> None:
-        super().__init__("monitor.lab.hog:hog", **options, **({} if cgroup is None else {"cgroup": cgroup}))
-        self.expect("ready")
+    def __init__(self, **options: object) -> None:
+        super().__init__("monitor.lab.hog:hog", **options)
 
     def go(self) -> None:
         """Take the memory; `expect("grown")` waits until it is taken."""
@@ -147,10 +144,6 @@ class Janitor:
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
             raise MonitorError("the lab's janitor did not start")
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def add(self, what: Path | int) -> None:
         """A directory or cgroup, or the pid of one of this process's own: SIGTERM, after 5 s SIGKILL."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import urllib.error
@@ -30,9 +28,9 @@ _LATE = "of an earlier process"
 class LabDaemon:
     """Context manager: the daemon, ready, watching ``node`` as its node and the node's manifests as its pods.
 
-    ``options`` are further options of `outrace run`. Its state dir is temporary unless one is given; its pins are
-    removed when it ends. With ``machine`` it watches the whole machine instead of the node's cgroup, with the default
-    thresholds; the pods stay the node's. ``wrapper``: a command that runs it (setpriv, with fewer privileges).
+    ``options`` are further options of `outrace run`. Its state dir is a new one of the node's unless one is given; its
+    pins are removed with the node, but with ``keep_pins``. With ``machine`` it watches the whole machine instead of the
+    node's cgroup, with the default thresholds; the pods stay the node's. ``wrapper``: a command that runs it.
     """
 
     def __init__(
@@ -47,9 +45,7 @@ class LabDaemon:
         self.node = node
         relative = node.cgroup.relative_to(node.hierarchy.root)
         self.options = options if machine else ("--node-cgroup", str(relative), *options)
-        self._own_state = state_dir is None
-        self.state_dir = state_dir or Path(tempfile.mkdtemp(prefix="outrace-state-"))
-        self._keep_pins = keep_pins
+        self.state_dir = state_dir or node.state_dir()
         self._wrapper = wrapper
         #: Of all its processes: the side of one that was killed may report what that did after the next has started.
         self.log: list[Record] = []
@@ -59,8 +55,6 @@ class LabDaemon:
         self._kept_until = 0.0  # the copy of /metrics that was asked for last answers until then
         self.started_ns = 0
         self.process: subprocess.Popen[bytes] | None = None
-        if self._own_state:
-            node.also_remove(self.state_dir)
         if not keep_pins:
             node.also_remove(loader.instance_directory(self.state_dir))
 
@@ -76,17 +70,16 @@ class LabDaemon:
 
     def start(self) -> None:
         """Start and wait until /readyz answers 200. Raises MonitorError with its last line when it does not start."""
-        node = self.node
         command = [
             *self._wrapper,
             *python.command("monitor.cli.main", "run"),
-            *("--pods", f"manifests:{node.manifests}"),
+            *("--pods", f"manifests:{self.node.manifests}"),
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
             *self.options,
         ]
         since = len(self.log)
         self.started_ns = time.monotonic_ns()
-        self.process = subprocess.Popen(
+        self.process = process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -94,24 +87,23 @@ class LabDaemon:
             # Its socket is its own: commands without options ask the machine's daemon.
             env=os.environ | {"PYTHONPATH": loader.package_path(), "OUTRACE_RUN_DIR": str(self.state_dir)},
         )
-        node.also_remove(self.process.pid)
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
-        first = self.wait_for(lambda r: r.get("msg") == "starting" and _LATE not in r, PATIENCE_S, since)
-        if first is None:
-            # Its own word on whether this machine can at all (exit code 3) is passed on.
-            try:
-                cannot = self.process.wait(PATIENCE_S) == EXIT_CANNOT
-            except subprocess.TimeoutExpired:
-                raise MonitorError(f"the monitor did not start within {2 * PATIENCE_S:g} s") from None
-            why = self.complaint().removeprefix("outrace: error: ")
-            raise (CannotError if cannot else MonitorError)(f"the monitor did not start: {why}")
-        self.address = f"http://{first['listen']}"
-        process = self.process
-        until(
-            lambda: process.poll() is not None or self.get("/readyz")[0] == 200, "the monitor to be ready", pause=0.01
-        )
+        self.node.also_remove(process.pid)
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+
+        def is_ready() -> bool:
+            log = (r for r in self.log[since:] if r.get("msg") == "starting" and _LATE not in r)
+            if (first := next(log, None)) is None:
+                return False
+            self.address = f"http://{first['listen']}"
+            return self.get("/readyz")[0] == 200
+
+        until(lambda: process.poll() is not None or is_ready(), "the monitor to be ready", 2 * PATIENCE_S, 0.01)
         if process.poll() is not None:
-            raise MonitorError(f"the monitor ended with status {process.returncode}: {self.complaint()}")
+            self.wait_for(lambda _: False)  # to the end of its log
+            # Its own word on whether this machine can at all (exit code 3) is passed on.
+            why = self.complaint().removeprefix("outrace: error: ")
+            kind = CannotError if process.returncode == EXIT_CANNOT else MonitorError
+            raise kind(f"the monitor did not start: {why}")
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         """The log of a process into ours, to its end."""
@@ -152,6 +144,12 @@ class LabDaemon:
         """As `wait_for`, a record with this ``msg`` and these fields."""
         wanted = {"msg": msg, **fields}
         return self.wait_for(lambda r: wanted.items() <= r.items(), timeout, since)
+
+    def told(self, msg: str, timeout: float = PATIENCE_S, since: int = 0, **fields: object) -> Record:
+        """As `message`; MonitorError where there is none."""
+        if (found := self.message(msg, timeout, since, **fields)) is None:
+            raise MonitorError(f"the monitor never logged {msg!r}: {self.complaint()}")
+        return found
 
     def wait_for_pod(self, namespace: str, name: str) -> None:
         """Until it has counted a pod. Raises MonitorError."""
@@ -203,7 +201,3 @@ class LabDaemon:
     def __exit__(self, *_: object) -> None:
         if self.process is not None:
             self.stop()
-        if not self._keep_pins:
-            loader.unload(loader.instance_directory(self.state_dir))
-        if self._own_state:
-            shutil.rmtree(self.state_dir, ignore_errors=True)

@@ -12,15 +12,17 @@ import tempfile
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from monitor.errors import CannotError, MonitorError
-from monitor.kernel import cgroup_procs, cgroupfs, mounts
+from monitor.kernel import cgroup_procs, cgroupfs, loader, mounts
 from monitor.lab.child import Child, Hog, Janitor
 from monitor.lab.janitor import remove_tree, thaw
 
 Qos = Literal["Guaranteed", "Burstable", "BestEffort"]
+C = TypeVar("C", bound=Child)
 MIB = 1 << 20
 
 
@@ -49,17 +51,14 @@ class LabNode:
         self.pods: dict[str, LabPod] = {}
         self.children: list[Child] = []
         stem = f"outrace-{name}-{os.getpid()}"
-        self.cgroup = self.hierarchy.root / stem
-        taken = 1
-        while self.cgroup.exists():
-            taken += 1
-            self.cgroup = self.hierarchy.root / f"{stem}-{taken}"
+        names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
+        self.cgroup = next(path for name in names if not (path := self.hierarchy.root / name).exists())
         self.manifests = Path(tempfile.gettempdir())  # until __enter__
         freezer = cgroupfs.freezer() if with_freezer and self.hierarchy.version == 1 else None
         #: The node's cgroup in v1's freezer.
         self.freezer = None if freezer is None else freezer / self.cgroup.name
         self._janitor: Janitor | None = None
-        self._peak_fd = -1
+        self._peak: FileIO | None = None
 
     def __enter__(self) -> Self:
         # The janitor first: whatever is made after it has someone to remove it.
@@ -96,7 +95,8 @@ class LabNode:
         for child in self.children:
             child.close()
         self.children = []
-        self._close_peak()
+        if self._peak is not None:
+            self._peak.close()
         if self._janitor is None:
             return
         janitor, self._janitor = self._janitor, None
@@ -108,6 +108,13 @@ class LabNode:
         """This directory or cgroup, which the owner made, is removed with the node, or this process of it ends."""
         assert self._janitor is not None, "the lab node has not been entered"
         self._janitor.add(what)
+
+    def state_dir(self) -> Path:
+        """A new state directory: it goes with the node, and so do the programs pinned for it."""
+        directory = Path(tempfile.mkdtemp(prefix="outrace-state-"))
+        self.also_remove(directory)
+        self.also_remove(loader.instance_directory(directory))
+        return directory
 
     def thaw(self) -> None:
         """Thaw the node, so that processes that a killed monitor froze can end."""
@@ -190,11 +197,11 @@ class LabNode:
             remove_tree(str(frozen))
         self.pods.pop(pod.name, None)
 
-    def start_hog(self, where: LabPod | Path, container: str = "c0", **options: str | int) -> Hog:
+    def start_hog(self, where: LabPod | Path, container: str = "c0", **options: object) -> Hog:
         """Start a hog in a container of a pod, or a cgroup; it is ready (options: monitor/lab/hog.py)."""
-        hog = Hog(where if isinstance(where, Path) else where.containers[container], **options)
-        self.children.append(hog)
-        return hog
+        cgroup = where if isinstance(where, Path) else where.containers[container]
+        freezer = self.in_freezer(cgroup) if isinstance(where, LabPod) else None
+        return self._ready(Hog(cgroup=cgroup, freezer=freezer or "", **options))
 
     def fill(self, pod: LabPod, mib: int, **options: Any) -> Hog:
         """A hog in the first container of ``pod`` that has taken its memory."""
@@ -203,11 +210,12 @@ class LabNode:
         hog.expect("grown")
         return hog
 
-    def start(self, pod: LabPod, worker: str, /, **options: object) -> Child:
-        """Start another worker in the first container of ``pod``, and wait until it is ready."""
-        freezer = self.in_freezer(pod.containers["c0"])
-        more = {} if freezer is None else {"freezer": freezer}
-        child = Child(worker, cgroup=pod.containers["c0"], **more, **options)
+    def start(self, where: LabPod | Path, worker: str, /, **options: object) -> Child:
+        """Start another worker in a cgroup, or in the first container of a pod; it is ready."""
+        cgroup = where if isinstance(where, Path) else where.containers["c0"]
+        return self._ready(Child(worker, cgroup=cgroup, **options))
+
+    def _ready(self, child: C) -> C:
         self.children.append(child)
         child.expect("ready")
         return child
@@ -222,39 +230,29 @@ class LabNode:
         """Bytes charged to the node, or to ``pod``, now."""
         return cgroupfs.read_cgroup(self.hierarchy, self.cgroup if pod is None else pod.cgroup).usage
 
-    def oom_kills(self, pod: LabPod | None = None) -> int:
-        """Processes the OOM killer killed in the node, or in containers of ``pod``, as the kernel counts them."""
-        if self.hierarchy.version == 2 and pod is None:  # counted with what is below it: one file, every 2 ms of a race
+    def oom_kills(self) -> int:
+        """Processes the OOM killer killed in the node, as the kernel counts them."""
+        if self.hierarchy.version == 2:  # counted with what is below it: one file, every 2 ms of a race
             return int((self.cgroup / "memory.events").read_text().partition("oom_kill ")[2].split()[0])
-        directories = (self.cgroup, *cgroupfs.descendants(self.cgroup)) if pod is None else pod.containers.values()
+        directories = (self.cgroup, *cgroupfs.descendants(self.cgroup))
         return sum(cgroupfs.oom_kills(self.hierarchy, directory) or 0 for directory in directories)
 
     def reset_peak(self) -> None:
         """Start measuring `peak` anew (not on cgroup v2 before Linux 6.12). Raises CannotError where there is none."""
-        if self.hierarchy.version == 1:
-            (self.cgroup / "memory.max_usage_in_bytes").write_text("0")
-            return
-        self._close_peak()
-        path = self.cgroup / "memory.peak"
+        path = self.cgroup / ("memory.peak" if self.hierarchy.version == 2 else "memory.max_usage_in_bytes")
         if not path.exists():
             raise CannotError("this kernel's cgroup v2 has no memory.peak", "run Linux 5.19 or newer")
+        if self._peak is not None:
+            self._peak.close()
+        # On v2 the reset holds for reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
+        self._peak = FileIO(path, "r+" if os.access(path, os.W_OK) else "r")
         with suppress(OSError):
-            # The reset holds for reads through the same descriptor (Documentation/admin-guide/cgroup-v2).
-            self._peak_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            os.write(self._peak_fd, b"0")
+            self._peak.write(b"0")
 
     def peak(self) -> int:
-        """The most bytes charged to the node at once, since it was made or `reset_peak`."""
-        if self.hierarchy.version == 1:
-            return int((self.cgroup / "memory.max_usage_in_bytes").read_text())
-        if self._peak_fd >= 0:
-            return int(os.pread(self._peak_fd, 32, 0))
-        return int((self.cgroup / "memory.peak").read_text())
-
-    def _close_peak(self) -> None:
-        if self._peak_fd >= 0:
-            os.close(self._peak_fd)
-            self._peak_fd = -1
+        """The most bytes charged to the node at once since `reset_peak`."""
+        assert self._peak is not None, "there was no reset"
+        return int(os.pread(self._peak.fileno(), 32, 0))
 
 
 def require_root(command: str) -> None:

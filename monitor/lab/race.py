@@ -8,15 +8,15 @@ counter did not move).
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.cli.output import format_bytes
-from monitor.errors import MonitorError
 from monitor.lab.child import PATIENCE_S, Child, Hog, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
@@ -42,6 +42,12 @@ class RaceResult:
     trigger: str | None = None
 
 
+def spread(results: Sequence[object], name: str) -> tuple[Any, Any, Any]:
+    """The least, the median and the most of the figures of this name that results have; None where none has one."""
+    found = [figure for one in results if (figure := getattr(one, name)) is not None]
+    return (min(found), statistics.median(found), max(found)) if found else (None, None, None)
+
+
 class Poller(NamedTuple):
     """What kills when less than ``margin`` bytes are available, by polling in a process of its own."""
 
@@ -49,15 +55,10 @@ class Poller(NamedTuple):
     interval_us: int
 
     def start(self, node: LabNode, hogs: Sequence[Hog]) -> Child:
-        child = Child(
-            "monitor.lab.workers:poller",
-            cgroup=node.cgroup,
-            margin=self.margin,
-            interval_us=self.interval_us,
-            phase_us=random.randrange(self.interval_us),  # where in its interval the race finds it
-            kill=",".join(str(hog.pid) for hog in hogs),
-        )
-        child.expect("ready")
+        # Its phase: where in its interval the race finds it.
+        options = {**self._asdict(), "phase_us": random.randrange(self.interval_us)}
+        kill = ",".join(str(hog.pid) for hog in hogs)
+        child = node.start(node.cgroup, "monitor.lab.workers:poller", kill=kill, **options)
         child.send("go")
         return child
 
@@ -69,13 +70,13 @@ def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hog
     Raises MonitorError when the race does not end.
     """
     each = 2 * node.memory_bytes // MIB // hogs + 64
-    running = [node.start_hog(pod, mib=each, pages="thp" if thp else "4k") for _ in range(hogs)]
+    running = [node.start_hog(pod, mib=each, kind="thp" if thp else "4k") for _ in range(hogs)]
     since = 0
     with ExitStack() as stack:
         for hog in running:
             stack.callback(node.end, hog)
         if isinstance(watcher, Poller):
-            stack.callback(watcher.start(node, running).close)
+            stack.callback(node.end, watcher.start(node, running))
         elif watcher is not None:
             since = len(watcher.log)
         node.reset_peak()
@@ -98,8 +99,7 @@ def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hog
 def _told(daemon: LabDaemon, since: int, evicted: bool) -> dict[str, Any]:
     """Fields of RaceResult by the daemon's log from ``since`` on. Raises MonitorError."""
     if evicted:
-        if daemon.message("evicted", since=since) is None:
-            raise MonitorError(f"the hogs are gone but the monitor reports no eviction: {daemon.complaint()}")
+        daemon.told("evicted", since=since)
     else:
         # The kernel won: the monitor's own record of that arrives through its log a moment later.
         daemon.message(_OOM_KILL, 2.0, since)
@@ -129,7 +129,7 @@ def populate(node: LabNode) -> LabPod:
 
 # In mode hold the node is full of another pod's memory. The pod that grows is held; then that other pod gives its
 # memory back, so that the threshold is clear again, with room for everything the held pod still wants. A held pod is
-# undamaged if all its processes then take the rest and every byte is what was written (monitor/lab/checked.py).
+# undamaged if all its processes then take the rest and every byte is what was written (monitor/lab/hog.py).
 
 #: What the pods of `populate` hold, with their interpreters.
 _RESIDENT = 50 * MIB
@@ -142,7 +142,6 @@ _ROOM = 32 * MIB
 _LOOK_S, _SELDOM_S = 0.002, 0.05
 #: In which the daemon counts the pods again, also on an emulated CPU.
 _SETTLE_S = 0.3
-CHECKED = "monitor.lab.checked:checked"
 _HELD, _ENDED, _EVICTING = "pod held", "hold ended", "evicting"
 #: What a brake may write, in the cgroups of a pod.
 _FILES = (
@@ -178,7 +177,7 @@ class Sizes:
 class HoldResult:
     """What came of one race. Bytes and microseconds; None: not known."""
 
-    outcome: str = "nothing"  # `held`, `killed` (by outrace) or `oom`: what came first
+    outcome: str  # `held`, `killed` (by outrace) or `oom`: what came first; else `nothing`
     brake: str | None = None
     brake_us: float | None = None  # crossing to brake in force
     grew_bytes: int | None = None  # of the pod, after it was held and while it was watched
@@ -201,12 +200,7 @@ class HoldResult:
         """What came of a race without a hold, or with damage to a pod; "" of one that is as it has to be."""
         if self.outcome == "held" and self.is_whole and not self.oom_kills and not self.changed:
             return ""
-        words = [f"{self.outcome}, right {self.right}, OOM kills {self.oom_kills}, processes that ended {self.killed}"]
-        if self.held_s is not None:
-            words.append(f"hold ended {self.ended} after {self.held_s:.2f} s")
-        if self.left_bytes is not None:
-            words.append(f"{format_bytes(self.left_bytes)} left at the least")
-        return "; ".join((*words, *self.evictions, *self.changed))
+        return ", ".join(f"{name} {value}" for name, value in asdict(self).items() if value not in (None, []))
 
 
 class HoldStage:
@@ -220,15 +214,14 @@ class HoldStage:
         archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
         self._ballast = node.start_hog(archive, mib=self.sizes.ballast // MIB)
         self._before = self._snapshot()
-        self._renewed = 0
+        self._numbers = count(1)
 
     def renew(self, daemon: LabDaemon) -> None:
         """Another pod in the place of the victim: one that was evicted is not held again, and of one pod the daemon
         reports one hold a minute.
         """
-        self._renewed += 1
         self.node.remove_pod(self.victim)
-        self.victim = self.node.add_pod(f"batch-{self._renewed}", namespace="demo")
+        self.victim = self.node.add_pod(f"batch-{next(self._numbers)}", namespace="demo")
         self._before = self._snapshot()
         daemon.wait_for_pod(self.victim.namespace, self.victim.name)
 
@@ -242,10 +235,20 @@ class HoldStage:
         """The ballast gives its memory back: the threshold is clear."""
         self._ballast.free()
 
-    def start(self, kind: str, count: int) -> list[Child]:
+    def start(self, kind: str, number: int) -> list[Hog]:
         """The processes of the victim that take memory, ready to."""
-        mib = int(self.sizes.load / MIB / count / _COSTS.get(kind, 1.0))
-        return [self.node.start(self.victim, CHECKED, kind=kind, mib=mib, seed=n) for n in range(count)]
+        mib = int(self.sizes.load / MIB / number / _COSTS.get(kind, 1.0))
+        return [self.node.start_hog(self.victim, kind=kind, mib=mib, seed=seed) for seed in range(number)]
+
+    def watch(self, held: Record, watch_s: float) -> tuple[int, int]:
+        """Bytes by which the held pod has grown after so many seconds, and the least that was left on the node."""
+        usage, left = 0, self.node.memory_bytes
+        deadline = time.monotonic() + watch_s
+        while not usage or time.monotonic() < deadline:
+            usage = max(usage, self.node.usage(self.victim))
+            left = min(left, self.node.memory_bytes - self.node.usage())
+            time.sleep(_LOOK_S)
+        return usage - int(held["usage"]), left
 
     def _snapshot(self) -> dict[Path, str]:
         """What the files say that a brake may write, of the pod that is held and its containers."""
@@ -267,77 +270,66 @@ class HoldStage:
         ]
 
 
-def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, count: int, watch_s: float) -> HoldResult:
-    """``count`` processes of load ``kind`` against the limit, held for ``watch_s`` seconds, and let go on.
+def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int, watch_s: float) -> HoldResult:
+    """``number`` processes of load ``kind`` against the limit, held for ``watch_s`` seconds, and let go on.
 
     Raises MonitorError where outrace holds no pod and no process ends either.
     """
-    node, out = stage.node, HoldResult()
+    node = stage.node
     stage.renew(daemon)
     stage.load()
-    children = stage.start(kind, count)
+    hogs = stage.start(kind, number)
     since, before = len(daemon.log), node.oom_kills()
 
     def told(message: str) -> list[Record]:
         return [r for r in daemon.log[since:] if r.get("msg") == message and not r.get("resent")]
 
+    def over() -> bool:
+        held = daemon.wait_for(lambda r: r.get("msg") == _HELD and not r.get("resent"), _SELDOM_S, since)
+        return bool(held) or node.oom_kills() > before or any(hog.process.poll() is not None for hog in hogs)
+
     try:
-        for child in children:
-            child.send("go")
-
-        def over() -> bool:
-            held = daemon.wait_for(lambda r: r.get("msg") == _HELD and not r.get("resent"), _SELDOM_S, since)
-            return bool(held) or node.oom_kills() > before or any(c.process.poll() is not None for c in children)
-
+        for hog in hogs:
+            hog.go()
         until(over, "a hold")
-        if held := told(_HELD):
-            _watch(stage, out, held[0], watch_s)
+        held = told(_HELD)
+        grew, left = stage.watch(held[0], watch_s) if held else (None, None)
         stage.unload()
-        out.right, out.failed_calls = go_on(children)
+        right, failed = go_on(hogs)
         until(lambda: {r["id"] for r in told(_HELD)} <= {r["id"] for r in told(_ENDED)}, "the end of a hold")
-        out.oom_kills = node.oom_kills() - before
-        out.killed = sum(child.process.poll() is not None for child in children)
-        _read(out, told(_HELD), told(_ENDED), told(_EVICTING))
-        out.changed = stage.changed()  # before the node is thawed
+        killed = sum(hog.process.poll() is not None for hog in hogs)
+        found = _told_of(told(_HELD), told(_ENDED), told(_EVICTING), node.oom_kills() - before)
+        changed = stage.changed()  # before the node is thawed
+        return replace(
+            found, grew_bytes=grew, left_bytes=left, killed=killed, right=right, failed_calls=failed, changed=changed
+        )
     finally:
         node.thaw()
-        for child in children:
-            node.end(child)
-    return out
+        for hog in hogs:
+            node.end(hog)
 
 
-def _watch(stage: HoldStage, out: HoldResult, held: Record, watch_s: float) -> None:
-    usage, left = 0, stage.node.memory_bytes
-    deadline = time.monotonic() + watch_s
-    while not usage or time.monotonic() < deadline:
-        usage = max(usage, stage.node.usage(stage.victim))
-        left = min(left, stage.node.memory_bytes - stage.node.usage())
-        time.sleep(_LOOK_S)
-    out.grew_bytes, out.left_bytes = usage - int(held["usage"]), left
-
-
-def go_on(children: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
+def go_on(hogs: Sequence[Hog], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
     """Whether all take the rest, and have what they wrote; and how many of their calls failed for want of memory."""
     failed = 0
-    for child in children:
-        answer = child.answer(patience_s)  # none of one that is dead
+    for hog in hogs:
+        answer = hog.answer(patience_s)  # none of one that is dead
         if answer.startswith("grown"):
-            failed += int(answer.split()[2])
-            child.send("check")
-    answers = [child.answer() for child in children]
+            failed += int(answer.split()[1])
+            hog.send("check")
+    answers = [hog.answer() for hog in hogs]
     return all(answer == "right" for answer in answers), failed
 
 
-def _read(out: HoldResult, held: Sequence[Record], ended: Sequence[Record], evicting: Sequence[Record]) -> None:
+def _told_of(held: list[Record], ended: list[Record], evicting: list[Record], oom_kills: int) -> HoldResult:
+    """The result as far as the daemon's log and the kernel's counter have it."""
+    out = HoldResult("held" if held else "killed" if evicting else "oom" if oom_kills else "nothing")
+    out.oom_kills = oom_kills
     if held:
-        first = held[0]
-        out.outcome, out.brake = "held", first["brake"]
-        if first["crossed_ns"]:
-            out.brake_us = (first["held_ns"] - first["crossed_ns"]) / 1000
-    elif evicting:
-        out.outcome = "killed"
-    elif out.oom_kills:
-        out.outcome = "oom"
+        out.brake = held[0]["brake"]
+        if held[0]["crossed_ns"]:
+            out.brake_us = (held[0]["held_ns"] - held[0]["crossed_ns"]) / 1000
     if ended:
         out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
     out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in evicting]
+    return out

@@ -12,14 +12,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.meminfo import multi_gen_lru
 from monitor.lab.child import PATIENCE_S, Child, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
@@ -39,8 +38,7 @@ class Scenario:
     The truth, which has to come out: ``flags`` are all there may be; ``evicted`` and ``killed`` name pods ("" is a
     process in no pod) in order; ``domain`` is node, kubepods, or how the path of the cgroup ends.
 
-    ``prepare`` changes the node before the daemon starts. ``needs``: why this machine cannot play it ("" if it can).
-    ``ends_daemon``: each run has a daemon of its own.
+    ``prepare`` changes the node before a daemon starts. ``needs``: why this machine cannot play it ("" if it can).
     """
 
     name: str
@@ -56,7 +54,6 @@ class Scenario:
     node_mib: int = 160
     prepare: Callable[[LabNode], None] | None = None
     needs: Callable[[], str] = lambda: ""
-    ends_daemon: bool = False
 
 
 @dataclass(slots=True)
@@ -65,7 +62,7 @@ class Outcome:
 
     incidents: list[Incident]
     wrong: str
-    metrics: dict[str, float] = field(default_factory=dict)  # after it
+    metrics: dict[str, float]  # when its incident was final; {} of a daemon that has ended
 
     @property
     def verdict(self) -> str:
@@ -73,19 +70,14 @@ class Outcome:
         return "+".join(i["verdict"] for i in self.incidents) or NOTHING
 
 
-def wrong_in(truth: Scenario, stage: Stage, found: list[Incident]) -> str:
+def wrong_in(truth: Scenario, found: list[Incident]) -> str:
     """What is wrong with the incidents of a run ("" if nothing is)."""
-    if stage.failed:
-        return f"{stage.failed} ({'; '.join(str(i['summary']) for i in found) or 'no incident'})"
     if truth.verdict == NOTHING or len(found) != 1:
         want = 0 if truth.verdict == NOTHING else 1
-        summaries = "; ".join(str(i["summary"]) for i in found)
-        return "" if len(found) == want else f"{len(found)} incidents instead of {want}: {summaries}"
+        return "" if len(found) == want else f"{len(found)} incidents instead of {want}: {_summaries(found)}"
     i = found[0]
-    suffix = f"-{stage.run}"
-    names = {f"{pod.namespace}/{pod.name}": name for name, pod in stage.pods.items()}
-    killed = tuple(dict.fromkeys(names.get(v["pod"], v["pod"] or "").removesuffix(suffix) for v in i["oom_victims"]))
-    evicted = tuple(names.get(e["pod"], e["pod"]) for e in i["evicted"])
+    killed = tuple(dict.fromkeys((v["pod"] or "").removeprefix("lab/") for v in i["oom_victims"]))
+    evicted = tuple(e["pod"].removeprefix("lab/") for e in i["evicted"])
     seen = (i["verdict"], sorted(i["flags"]), evicted, killed, i["observed"])
     wanted = (truth.verdict, sorted(truth.flags), truth.evicted, truth.killed, truth.observed)
     what = ("verdict", "flags", "evicted", "killed", "observed")
@@ -95,47 +87,7 @@ def wrong_in(truth: Scenario, stage: Stage, found: list[Incident]) -> str:
     return f"{'; '.join(wrong)} ({i['summary']})" if wrong else ""
 
 
-def freezer() -> str:
-    """To hold a process that has been killed: the freezer of cgroup v2 lets it go."""
-    remedy = "mount it, which may be beside cgroup v2: mount -t cgroup -o freezer freezer DIRECTORY"
-    return "" if cgroupfs.freezer() else f"cgroup v1's freezer is not mounted; {remedy}"
-
-
-def unified() -> str:
-    return "" if cgroupfs.detect().version == 2 else "memory.oom.group and memory.min are of cgroup v2"
-
-
-def two_lists() -> str:
-    """Page cache that cannot be given back stays inactive. The multi-gen LRU makes a quarter of it active at the first
-    try (Linux 6.12, 100 MiB in pipes), which counts as working set, so that a threshold is met after all.
-    """
-    return "page cache that cannot be given back turns active under the multi-gen LRU" if multi_gen_lru() else ""
-
-
-NO_MEMORY_THRESHOLD = ("--eviction-hard", "nodefs.available<1%")
 SCENARIOS: list[Scenario] = []
-HOG = ("hog",)
-#: Priority of a pod that is never evicted.
-CRITICAL = 2_000_001_000
-
-
-def hard(mib: int) -> tuple[str, ...]:
-    """Only a hard threshold for memory."""
-    return ("--eviction-hard", f"memory.available<{mib}Mi")
-
-
-#: Only a hard threshold for memory by a formula of outrace's own.
-OWN = ("--eviction-hard", "memory.reclaimable<32Mi")
-
-
-def soft(period: str, grace_s: int = 0) -> tuple[str, ...]:
-    """Only a soft threshold for memory, met for ``period`` before anybody is evicted with at most ``grace_s``."""
-    return (
-        *NO_MEMORY_THRESHOLD,
-        *("--eviction-soft", "memory.available<64Mi"),
-        *("--eviction-soft-grace-period", f"memory.available={period}"),
-        *("--eviction-max-pod-grace-period", str(grace_s)),
-    )
 
 
 def scenario(thresholds: tuple[str, ...], verdict: str, *flags: str, **rest: Any) -> Callable[[Play], Play]:
@@ -149,6 +101,25 @@ def scenario(thresholds: tuple[str, ...], verdict: str, *flags: str, **rest: Any
     return declare
 
 
+def grows(name: str, thresholds: tuple[str, ...], verdict: str, *flags: str, **rest: Any) -> None:
+    """Declare a scenario in which one pod grows until it is killed, ``how``: see `Stage.grow`; or ``frees`` what it has
+    taken: see `Stage.filled`. ``pod``: its options; ``beside``: what another pod has, as `Stage.filled`.
+    """
+    pod, how, frees, beside = (rest.pop(key, {}) for key in ("pod", "how", "frees", "beside"))
+    grown = next(iter((*rest.get("evicted", ()), *rest.get("killed", ()))), "hog")
+
+    def play(stage: Stage) -> None:
+        if beside:
+            stage.filled(stage.pod("server"), **beside)
+        made = stage.pod(grown, **pod)
+        if frees:
+            stage.filled(made, **frees).free()
+        else:
+            stage.grow(made, **how)
+
+    SCENARIOS.append(Scenario(name, play, thresholds, verdict, frozenset(flags), **rest))
+
+
 #: Growth that a busy machine still keeps up with, in MiB/s: a margin of 32 MiB lasts a third of a second.
 STEADY = 100
 #: oom_score_adj of a BestEffort pod's processes.
@@ -156,23 +127,17 @@ _BEST_EFFORT = 1000
 
 
 class Stage:
-    """One run of a scenario: what its script uses. Pods get the run's number, so that no two runs share one."""
+    """One run of a scenario: what its script uses."""
 
-    def __init__(self, node: LabNode, daemon: LabDaemon, run: int, *, scored: bool = False) -> None:
-        self.node, self.daemon, self.run, self.scored = node, daemon, run, scored
-        self.pods: dict[str, LabPod] = {}
+    def __init__(self, node: LabNode, daemon: LabDaemon, scored: bool) -> None:
+        self.node, self.daemon, self.scored = node, daemon, scored
         self.hogs: list[Hog] = []
-        self.began = time.time()
-        self.failed = ""
-        self.counted: dict[str, float] = {}  # /metrics when its incident was final
-        self._since = len(daemon.log)
 
     # what a script does
 
     def pod(self, name: str, **options: Any) -> LabPod:
         """A new pod that the daemon knows and has counted."""
-        pod = self.node.add_pod(f"{name}-{self.run}", **options)
-        self.pods[name] = pod
+        pod = self.node.add_pod(name, **options)
         self.daemon.wait_for_pod(pod.namespace, pod.name)
         return pod
 
@@ -218,10 +183,6 @@ class Stage:
             if status not in (-signal.SIGKILL, -signal.SIGTERM):
                 raise MonitorError(f"process {hog.pid} of the scenario ended with {status} instead of being killed")
 
-    def wait_for_log(self, msg: str, **fields: object) -> None:
-        if self.daemon.message(msg, PATIENCE_S, self._since, **fields) is None:
-            raise MonitorError(f"the daemon never logged {msg!r}: {self.daemon.complaint()}")
-
     @contextmanager
     def frozen(self, pid: int) -> Iterator[None]:
         """The process is frozen meanwhile, and would not even die: cgroup v1's freezer."""
@@ -262,60 +223,41 @@ class Stage:
         for hog in self.hogs:
             hog.wait(PATIENCE_S)
 
-    def over(self) -> None:
-        if self.daemon.message("incident", PATIENCE_S, self._since, final=True) is None:
-            raise MonitorError(f"no incident became final: {self.daemon.complaint()}")
 
-    def leave(self) -> None:
-        for hog in self.hogs:
-            self.node.end(hog)
-        for pod in self.pods.values():
-            self.node.remove_pod(pod)
-
-
-def play(scenario: Scenario, runs: int = 1, state_dir: Path | None = None) -> list[Outcome]:
+def play(scenario: Scenario, state_dir: Path, runs: int = 1) -> list[Outcome]:
     """Play a scenario ``runs`` times and judge what the daemon stored. Raises MonitorError where this machine cannot.
 
-    ``state_dir``: one to keep the incidents and the pins in (the caller unloads them); else there is a temporary one.
+    ``state_dir``: of all daemons, for the incidents and the pins (the caller unloads them).
     """
     if problem := scenario.needs():
         raise MonitorError(f"scenario {scenario.name} cannot be played here: {problem}", "leave it out with --only")
-    done: list[Outcome] = []
-    while len(done) < runs:
-        done += _played(scenario, len(done), 1 if scenario.ends_daemon else runs, state_dir)
-    return done
+    return [_played(scenario, state_dir, run) for run in range(runs)]
 
 
-def _played(scenario: Scenario, first: int, runs: int, state_dir: Path | None) -> list[Outcome]:
-    """Runs under one daemon."""
-    stages: list[Stage] = []
+def _played(scenario: Scenario, state_dir: Path, run: int) -> Outcome:
+    """One run, with pods and a daemon of its own."""
     options = (*scenario.thresholds, *(("--enforce",) if scenario.enforce else ()))
     scored = scenario.enforce and bool(scenario.killed)  # the kernel's choice depends on it
-    with LabNode(f"scenario-{scenario.name}", scenario.node_mib * MIB) as node:
+    failed, counted, began = "", dict[str, float](), time.time()
+    with LabNode(f"scenario-{scenario.name}-{run}", scenario.node_mib * MIB) as node:
         if scenario.prepare is not None:
             scenario.prepare(node)
-        with LabDaemon(node, *options, state_dir=state_dir, keep_pins=state_dir is not None) as daemon:
-            for run in range(first, first + runs):
-                stages.append(stage := Stage(node, daemon, run, scored=scored))
-                try:
-                    scenario.play(stage)
-                    stage.calm()
-                    if not scenario.ends_daemon:
-                        if scenario.verdict != NOTHING:
-                            stage.over()
-                        stage.counted = daemon.metrics()
-                except MonitorError as error:
-                    stage.failed = f"the situation did not come about: {error}"
-                stage.leave()
-            daemon.stop()  # what was going on is judged and stored at the end at the latest
-            stored = list(IncidentReader(daemon.state_dir / "incidents.db").all())
-    incidents: list[list[Incident]] = [[] for _ in stages]
-    for incident in stored:
-        began = datetime.fromisoformat(incident["start"]).timestamp()
-        at = next((n for n in reversed(range(len(stages))) if stages[n].began <= began + 0.001), None)
-        if at is not None:  # else of an earlier daemon on this state dir
-            incidents[at].append(incident)
-    return [
-        Outcome(its, wrong_in(scenario, stage, its), stage.counted)
-        for stage, its in zip(stages, incidents, strict=True)
-    ]
+        with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
+            stage = Stage(node, daemon, scored)
+            try:
+                scenario.play(stage)
+                stage.calm()
+                if daemon.process is not None and daemon.process.poll() is None:
+                    if scenario.verdict != NOTHING:
+                        stage.daemon.told("incident", final=True)
+                    counted = daemon.metrics()
+            except MonitorError as error:
+                failed = f"the situation did not come about: {error}"
+    # What was going on is judged and stored at the daemon's end at the latest. Others are of earlier daemons.
+    stored = IncidentReader(state_dir / "incidents.db").all()
+    found = [i for i in stored if datetime.fromisoformat(i["start"]).timestamp() + 0.001 >= began]
+    return Outcome(found, f"{failed} ({_summaries(found)})" if failed else wrong_in(scenario, found), counted)
+
+
+def _summaries(found: list[Incident]) -> str:
+    return "; ".join(str(i["summary"]) for i in found) or "no incident"

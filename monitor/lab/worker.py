@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping
 
 MIB = 1 << 20
-MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
 _PR_SET_PDEATHSIG, _PR_SET_THP_DISABLE = 1, 41
 #: Calls keep the interpreter's lock: 40 us for a fork less than through os.fork.
 libc = ctypes.PyDLL(None)

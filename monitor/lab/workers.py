@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import random
+import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from monitor.kernel import cgroupfs
+from monitor.kernel.domains import DomainTable, ceiling_pages
+from monitor.kernel.pins import Pins, Ring
+from monitor.kernel.sched import protect
+from monitor.kernel.sweeping import Sweeper
+from monitor.kernel.wire import CROSS, EVENT
 from monitor.lab.worker import MIB, Options, join, read_order, stdin_is_ready, write_line
 
 
@@ -90,32 +99,68 @@ def files(options: Options) -> None:
 def poller(options: Options) -> None:
     """The baseline of `bench race`: reads the counters of `cgroup` every `interval_us`, from `phase_us` after the line
     `go`, and kills the pids of `kill` when less than `margin` bytes are available. It has everything the monitor has
-    but the events: real-time priority, descriptors kept open, victims known before.
+    but the events: real-time priority, victims known before.
     """
-    cgroup, margin, interval = options["cgroup"], int(options["margin"]), int(options["interval_us"]) / 1e6
-    v2 = os.path.exists(f"{cgroup}/memory.current")
-    usage = os.open(f"{cgroup}/{'memory.current' if v2 else 'memory.usage_in_bytes'}", os.O_RDONLY)
-    stat = os.open(f"{cgroup}/memory.stat", os.O_RDONLY)
-    limit = int(Path(cgroup, "memory.max" if v2 else "memory.limit_in_bytes").read_text())
-    key = b"\ninactive_file " if v2 else b"\ntotal_inactive_file "
+    hierarchy, cgroup = cgroupfs.detect(), Path(options["cgroup"])
+    margin, interval = int(options["margin"]), int(options["interval_us"]) / 1e6
     victims = [os.pidfd_open(int(pid)) for pid in options["kill"].split(",") if pid]
-    try:
+    with suppress(OSError):  # the monitor under test gets the same refusal
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    except OSError:
-        pass  # the monitor under test gets the same refusal
     write_line("ready")
     os.read(0, 64)
     due, killed = time.monotonic() + int(options["phase_us"]) / 1e6, False
     while not stdin_is_ready(max(0.0, due - time.monotonic())):
         due = max(due + interval, time.monotonic())
-        text = os.pread(stat, 8192, 0)
-        at = text.index(key) + len(key)
-        inactive = int(text[at : text.index(b"\n", at)])
-        available = limit - max(0, int(os.pread(usage, 32, 0)) - inactive)
-        if available < margin and not killed:
+        available = cgroupfs.read_cgroup(hierarchy, cgroup).available
+        if available is not None and available < margin and not killed:
             killed = True
             for fd in victims:
-                try:
+                with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+
+
+def floor(options: Options) -> None:
+    """The floor under every latency of the monitor: the least that Python does between a crossing and a SIGKILL.
+
+    It reads the ring of the BPF programs in `pins`, knows one `cgroup` with one threshold (`available_below` bytes),
+    and has the pidfd of the process to kill open: no pods, no policy, no ranking, nothing to report. It has the
+    monitor's real-time priority, locked memory, and no garbage collection. A line `aim PID` is answered by `aimed`, and
+    the next crossing by `killed CROSSED SEEN KILLED` (CLOCK_MONOTONIC ns: the kernel's time of the crossing, when its
+    record was read, when the signal was sent).
+    """
+    pins, cgroup = Pins(options["pins"]), Path(options["cgroup"])
+    table = DomainTable(pins)
+    table.reset()
+    index = table.add(cgroupfs.cgroup_id(cgroup))
+    Sweeper(pins, table).run()
+    ceilings = [ceiling_pages(cgroupfs.limit(cgroup) or 0, int(options["available_below"]))]
+    aimed_at: list[int] = []
+
+    def on_record(data: bytes) -> None:
+        record = EVENT.unpack_from(data)
+        if record[7] == CROSS and aimed_at:
+            seen_ns = time.monotonic_ns()
+            signal.pidfd_send_signal(aimed_at[0], signal.SIGKILL)
+            write_line("killed", record[0], seen_ns, time.monotonic_ns())
+            os.close(aimed_at.pop())
+
+    ring = Ring(pins, "events", on_record)
+    ring.consume()  # what an earlier reader left
+    for name in pins.pressure:
+        pins.attach(name)
+    epoll = select.epoll()
+    epoll.register(ring.fileno(), select.EPOLLIN)
+    epoll.register(0, select.EPOLLIN)
+    protect()
+    gc.disable()
+    write_line("ready")
+    while True:
+        for fd, _ in epoll.poll():
+            if fd != 0:
+                ring.consume()
+            elif order := read_order():
+                aimed_at.append(os.pidfd_open(int(order.split()[1])))
+                table.set_ceilings(index, ceilings)
+                write_line("aimed")
+            else:
+                return

@@ -56,6 +56,7 @@ def test_bench_kills_in_holds_leaves_nobody_held(tmp_path: Path) -> None:
         (("bench", "race", "--mode", "hold", "--margin", "32Mi,400Mi"), "--margin 400.0Mi is more than leaves room"),
         (("bench", "race", "--hogs", "2"), "--hogs is of races in mode hold"),
         (("bench", "race", "--mode", "hold", "--no-baselines"), "--no-baselines is of races in mode enforce"),
+        (("bench", "scenarios", "--only", "hogg"), "'hogg' is not one of"),
         (("bench", "kills", "--mode", "hold", "--trigger", "kernel"), "kills at the crossing, where mode hold brakes"),
     ],
 )

@@ -142,7 +142,7 @@ def test_the_victim_is_signalled_in_its_own_charge(node: LabNode, pages: str) ->
     with live.daemon(node, *IN_KERNEL, *hard(32)) as daemon:
         second = node.fill(pod, 2)
         armed_for(pod)
-        live.killed_hog(node, pod, 100, pages=pages)
+        live.killed_hog(node, pod, 100, kind=pages)
         decision, _ = evicted(daemon, pod)
         assert second.wait() == -signal.SIGKILL, "user space finishes the pod"
         assert decision["trigger"] == "kernel"

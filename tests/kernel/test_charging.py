@@ -67,7 +67,7 @@ def test_runs_for_each_mib(hook: str, pages: str) -> None:
     """One batch of 64 pages, or one huge page, is one charge of the page_counter, and one evaluation."""
     size, seen = 64 * MIB, []
     with LabNode("test-runs", 192 * MIB) as node, live.Watching(hook=hook) as watch:
-        hog = node.start_hog(node.add_pod("p"), mib=size // MIB, pages=pages)
+        hog = node.start_hog(node.add_pod("p"), mib=size // MIB, kind=pages)
         for _ in range(60):  # until one is quiet: other processes of the machine are charged, too
             before = watch.counted()["evaluated"]
             hog.go()

@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from monitor.kernel import cgroup_procs
-from monitor.lab import checked
-from monitor.lab.checked import KINDS, Anonymous, Patience, Tmpfs
+from monitor.lab import hog as hogs
+from monitor.lab.hog import CHECKED, DEFAULTS, Anonymous, File, Load, Patience
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.race import CHECKED, Sizes
+from monitor.lab.race import Sizes
 from tests import live
 
 node = live.fixture(LabNode, "test-checked", 128 * MIB)
@@ -19,13 +19,12 @@ node = live.fixture(LabNode, "test-checked", 128 * MIB)
 
 @pytest.mark.kernel
 @pytest.mark.oldest
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHECKED)
 def test_a_load_takes_what_it_was_told_and_has_what_it_wrote(node: LabNode, kind: str) -> None:
-    child = node.start(node.add_pod("load"), CHECKED, kind=kind, mib=32, seed=7)
+    child = node.start_hog(node.add_pod("load"), kind=kind, mib=32, seed=7)
     before = node.usage()
-    child.send("go")
-    _, failed = child.expect("grown").split()
-    assert failed == "0"
+    child.go()
+    assert child.expect("grown") == "0", "no call failed"
     assert 24 * MIB <= node.usage() - before < 48 * MIB  # a forked child costs 2.5 to 2.7 MiB, as the kernel is
     child.send("check")
     assert child.answer() == "right"
@@ -33,23 +32,24 @@ def test_a_load_takes_what_it_was_told_and_has_what_it_wrote(node: LabNode, kind
     assert child.wait() == 0
 
 
-def test_one_byte_that_is_not_what_was_written_is_noticed() -> None:
-    load = Anonymous(2, seed=3)
-    load.grow()
+def grown(of: type[Load], kind: str, mib: int) -> Load:
+    load = of({**DEFAULTS, "kind": kind, "mib": str(mib), "seed": "3"})
+    load.take(0, load.size)
     assert load.wrong() == 0
+    return load
+
+
+def test_one_byte_that_is_not_what_was_written_is_noticed() -> None:
+    load = grown(Anonymous, "4k", 2)
     ctypes.memset(load._address + MIB + 5, 0, 1)
-    assert load.wrong() == checked._SMALL
-    file = Tmpfs(1, seed=3)
-    file.grow()
-    assert file.wrong() == 0
+    assert load.wrong() == hogs._SMALL
+    file = grown(File, "tmpfs", 1)
     os.pwrite(file._fd, b"\0", 70_000)
-    assert file.wrong() == checked._SMALL
+    assert file.wrong() == hogs._SMALL
 
 
 def test_a_hole_in_what_one_system_call_wrote_is_noticed() -> None:
-    file = Tmpfs(2, seed=3, at_once=True)
-    file.grow()
-    assert file.wrong() == 0
+    file = grown(File, "one-write", 2)
     os.ftruncate(file._fd, MIB)
     os.ftruncate(file._fd, 2 * MIB)
     assert file.wrong() == MIB
@@ -59,8 +59,8 @@ def test_a_hole_in_what_one_system_call_wrote_is_noticed() -> None:
 @pytest.mark.oldest
 def test_a_child_that_dies_is_noticed(node: LabNode) -> None:
     pod = node.add_pod("load")
-    child = node.start(pod, CHECKED, kind="fork", mib=16, seed=7)
-    child.send("go")
+    child = node.start_hog(pod, kind="fork", mib=16, seed=7)
+    child.go()
     child.expect("grown")
     [killed, *_] = [pid for pid in cgroup_procs.processes(pod.containers["c0"]) if pid != child.pid]
     os.kill(killed, signal.SIGKILL)
@@ -71,7 +71,7 @@ def test_a_child_that_dies_is_noticed(node: LabNode) -> None:
 def test_calls_that_failed_for_want_of_memory_are_done_again_and_a_row_of_them_counts_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(checked, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(hogs, "_AGAIN_S", 0.0)
     outcomes = iter([errno.ENOMEM, errno.ENOBUFS, 0, 0, errno.ENOMEM, 0])
 
     def call() -> str:

@@ -33,14 +33,14 @@ def test_who_takes_its_port_does_not_keep_it_from_watching(node: LabNode) -> Non
 def test_one_that_neither_starts_nor_ends_is_an_error(node: LabNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.lab.daemon.PATIENCE_S", 0.1)
     daemon = LabDaemon(node, state_dir=live.state_dir(), keep_pins=True, wrapper=("sh", "-c", "exec sleep 1000"))
-    with pytest.raises(MonitorError, match=r"did not start within 0\.2 s"):
+    with pytest.raises(MonitorError, match=r"waited 0\.2 s for the monitor to be ready"):
         daemon.start()
     daemon.process.kill()
     assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
 
 
-def test_its_own_state_dir_and_pins_go_with_it(node: LabNode) -> None:
-    with LabDaemon(node) as daemon:
+def test_its_own_state_dir_and_pins_go_with_the_node() -> None:
+    with LabNode("test-labd", 64 * MIB) as node, LabDaemon(node) as daemon:
         state, instance = daemon.state_dir, loader.instance_directory(daemon.state_dir)
         assert daemon.log[0]["bpf"] == "loaded"
         assert instance.is_dir()

@@ -43,7 +43,7 @@ def test_a_pod_is_cgroups_and_a_manifest(node: LabNode) -> None:
     assert not pod.manifest.exists()
 
 
-@pytest.mark.parametrize("options", [{}, {"pages": "thp"}, {"kind": "shmem"}, {"kind": "file"}, {"rate": 400}])
+@pytest.mark.parametrize("options", [{}, {"kind": "thp"}, {"kind": "tmpfs"}, {"kind": "file"}, {"rate": 400}])
 def test_a_hog_takes_what_it_was_given_and_gives_it_back(node: LabNode, options: dict[str, str | int]) -> None:
     hog = node.start_hog(node.add_pod("hog"), mib=24, **options)
     before = node.usage()
@@ -92,7 +92,7 @@ with LabNode("test-lab-owner", 64 << 20) as node:
     node.also_remove(helper.pid)
     extra = Path(tempfile.mkdtemp(prefix="outrace-test-extra-"))
     node.also_remove(extra)
-    pids = os.getpid(), node._janitor.pid, hog.pid, stray.pid, helper.pid
+    pids = os.getpid(), node._janitor._process.pid, hog.pid, stray.pid, helper.pid
     print(*pids, node.cgroup, node.manifests, extra, flush=True)
     signal.pause()
 """
