@@ -14,7 +14,6 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
 from monitor.link.messages import PodHeld, PodReleased, Rows
 from monitor.policy import hold
-from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.hold import Pod, Rules, State
 from monitor.sources.registry import PodEntry
 from monitor.sources.watch import Watch

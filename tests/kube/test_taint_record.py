@@ -8,10 +8,8 @@ import pytest
 from monitor.kube.client import ApiClient, Resource
 from monitor.kube.cluster import ClusterConfig
 from monitor.side.cluster.cluster import Place
-from monitor.side.cluster.node import NodeReport
-from monitor.side.cluster.node import start_removal
-from monitor.side.cluster.reports import TaintRecord, taint_records
-from monitor.side.cluster.reports import JsonFiles
+from monitor.side.cluster.node import NodeReport, start_removal
+from monitor.side.cluster.reports import JsonFiles, TaintRecord, taint_records
 from monitor.side.worker import Worker
 from tests import live
 from tests.kube.fake_apiserver import FakeApiServer

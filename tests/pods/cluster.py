@@ -1,7 +1,6 @@
 """A cluster for tests: a fake API server and kubelet, pods in it, and cgroups as a kubelet lays them out."""
 
 import select
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path

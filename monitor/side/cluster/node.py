@@ -24,9 +24,9 @@ from monitor.errors import MonitorError
 from monitor.kube.client import NODES, ApiClient
 from monitor.kube.errors import Cancelled, Conflict, InvalidResponse
 from monitor.kube.retry import BackOff, Retry
-from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
+from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.cluster.reports import JsonFiles, TaintRecord, taint_records
 from monitor.side.export.log import Log
 
