@@ -52,6 +52,10 @@ class Worker:
         return True
 
     @property
+    def waiting(self) -> int:
+        return self._queue.qsize()
+
+    @property
     def idle(self) -> bool:
         return not self._queue.unfinished_tasks
 
