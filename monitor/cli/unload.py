@@ -119,7 +119,7 @@ def _undo(state_dirs: list[Path]) -> list[str]:
 def _untaint(state_dir: Path) -> list[str]:
     """Have the taints removed that a daemon left on its node; what is left."""
     from monitor.side.cluster.node import remove_left
-    from monitor.side.cluster.reports import taint_records
+    from monitor.side.cluster.record import taint_records
     from monitor.side.export.log import Log
 
     problems: list[str] = []

@@ -38,7 +38,7 @@ from monitor.side.node_state import Figures, Inbox, NodeState, OtherEviction
 from monitor.side.stalls import Stalls
 
 if TYPE_CHECKING:
-    from monitor.side.cluster.reports import Record as Reported
+    from monitor.side.cluster.record import Record as Reported
     from monitor.side.recording import Recorder
 
 #: How often the alerts about the present state are brought up to date at least.

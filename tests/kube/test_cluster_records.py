@@ -13,7 +13,8 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster, Place
-from monitor.side.cluster.reports import AWAY, TAKEN, Record, pending_records, record_of
+from monitor.side.cluster.record import Record, pending_records, record_of
+from monitor.side.cluster.reports import AWAY, TAKEN
 from monitor.side.worker import Worker
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist

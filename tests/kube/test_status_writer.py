@@ -9,7 +9,8 @@ import pytest
 from monitor.actions.status import EvictedPod
 from monitor.kube.client import ApiClient
 from monitor.policy.pods import Pod
-from monitor.side.cluster.reports import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, Record, Reports, record_of
+from monitor.side.cluster.record import Record, record_of
+from monitor.side.cluster.reports import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, Reports
 from monitor.side.export.log import Log
 from monitor.side.worker import Worker
 from tests.kube import faults

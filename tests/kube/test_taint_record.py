@@ -9,7 +9,7 @@ from monitor.kube.client import ApiClient, Resource
 from monitor.kube.cluster import ClusterConfig
 from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import NodeReport, start_removal
-from monitor.side.cluster.reports import JsonFiles, TaintRecord, taint_records
+from monitor.side.cluster.record import JsonFiles, TaintRecord, taint_records
 from monitor.side.worker import Worker
 from tests import live
 from tests.kube.fake_apiserver import FakeApiServer

@@ -15,7 +15,7 @@ from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import read
 from monitor.side.cluster.node import remove_left
-from monitor.side.cluster.reports import TaintRecord, taint_records
+from monitor.side.cluster.record import TaintRecord, taint_records
 from monitor.side.export.log import Log
 from tests import others
 from tests.daemon.config_files import KUBELET, kubeconfig, write

@@ -24,7 +24,8 @@ from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import PREFIX, NodeReport, reason
-from monitor.side.cluster.reports import TIMEOUT_S, Record, Reports, TaintRecord, event_record, record_of, taint_records
+from monitor.side.cluster.record import Record, TaintRecord, event_record, record_of, taint_records
+from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, OtherEviction

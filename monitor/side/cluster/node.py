@@ -27,7 +27,7 @@ from monitor.kube.retry import BackOff, Retry
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
-from monitor.side.cluster.reports import JsonFiles, TaintRecord, taint_records
+from monitor.side.cluster.record import JsonFiles, TaintRecord, taint_records
 from monitor.side.export.log import Log
 
 PREFIX = "outrace.io/"
