@@ -149,7 +149,11 @@ class ServiceSource(PodSource):
         while pending:
             parent, parts, user = pending.pop(0)
             scan.watch[parent] = CHILDREN
-            for path in _some_children(parent, user, of_user):
+            there = children(parent, None if user is None else _MOST_OF_USER - of_user[user] + 1)
+            if user is not None:
+                of_user[user] += len(there)
+                there = there[: len(there) - max(0, of_user[user] - _MOST_OF_USER)]
+            for path in there:
                 below = (*parts, path.name)
                 found = units.classify(below)
                 if isinstance(found, Place):
@@ -268,18 +272,6 @@ class ServiceSource(PodSource):
             if owner in (0, os.geteuid()):
                 return least
         return 0
-
-
-def _some_children(parent: Path, user: int | None, of_user: Counter[int]) -> Iterator[Path]:
-    """The cgroups in one; of a ``user`` up to one more than `_MOST_OF_USER` in all are counted in ``of_user``."""
-    if user is None:
-        yield from children(parent)
-        return
-    for path in children(parent, _MOST_OF_USER - of_user[user] + 1):
-        of_user[user] += 1
-        if of_user[user] > _MOST_OF_USER:
-            return
-        yield path
 
 
 def _may_split(path: Path, place: Place) -> bool:
