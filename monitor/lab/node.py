@@ -69,10 +69,8 @@ class LabNode:
             self.also_remove(self.manifests)
             cgroupfs.make(self.cgroup)
             cgroupfs.set_limit(self.cgroup, self.memory_bytes)
-            if (
-                self.hierarchy.version == 2
-                and "pids" in (self.hierarchy.root / "cgroup.controllers").read_text().split()
-            ):
+            controllers = self.hierarchy.root / "cgroup.controllers"
+            if self.hierarchy.version == 2 and "pids" in controllers.read_text().split():
                 cgroupfs.enable_controllers(self.cgroup, ("pids",))  # as every pod of a kubelet has it
             if self.freezer is not None:
                 self.also_remove(self.freezer)
@@ -174,13 +172,6 @@ class LabNode:
         unfinished = self.manifests / f".{pod.manifest.name}.new"
         unfinished.write_text(json.dumps(manifest, indent=1))
         unfinished.rename(pod.manifest)
-
-    def protect(self, pod: LabPod, mib: int) -> None:
-        """Keep ``mib`` of the pod by memory.min (cgroup v2): from the machine's own reclaim too, which asks the node
-        (kswapd took 58 of 90 MiB else), and in its containers, which else need the mount option memory_recursiveprot.
-        """
-        for cgroup in (self.cgroup, pod.cgroup, *pod.containers.values()):
-            (cgroup / "memory.min").write_text(str(mib * MIB))
 
     def in_freezer(self, cgroup: Path) -> Path | None:
         """The cgroup of the same name in v1's freezer; None where there is none."""

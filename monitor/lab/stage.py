@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -103,15 +102,21 @@ def scenario(thresholds: tuple[str, ...], verdict: str, *flags: str, **rest: Any
 
 def grows(name: str, thresholds: tuple[str, ...], verdict: str, *flags: str, **rest: Any) -> None:
     """Declare a scenario in which one pod grows until it is killed, ``how``: see `Stage.grow`; or ``frees`` what it has
-    taken: see `Stage.filled`. ``pod``: its options; ``beside``: what another pod has, as `Stage.filled`.
+    taken: see `Stage.filled`. ``pod``: its options; ``beside``: what another pod has, as `Stage.filled`; ``first``: MiB
+    that its first container has; ``limit``: of a container ("": of the pod), and in MiB.
     """
     pod, how, frees, beside = (rest.pop(key, {}) for key in ("pod", "how", "frees", "beside"))
+    (limited, limit), first = rest.pop("limit", ("", 0)), rest.pop("first", 0)
     grown = next(iter((*rest.get("evicted", ()), *rest.get("killed", ()))), "hog")
 
     def play(stage: Stage) -> None:
+        made = stage.pod(grown, **pod)
         if beside:
             stage.filled(stage.pod("server"), **beside)
-        made = stage.pod(grown, **pod)
+        if limit:
+            cgroupfs.set_limit(made.containers.get(limited, made.cgroup), limit * MIB)
+        if first:
+            stage.filled(made, first)
         if frees:
             stage.filled(made, **frees).free()
         else:
@@ -208,13 +213,6 @@ class Stage:
             yield
         finally:
             os.kill(self.daemon.pid, signal.SIGCONT)
-
-    @contextmanager
-    def tmpfs(self) -> Iterator[Path]:
-        """A directory on a tmpfs, as an emptyDir of medium Memory: what is in it outlives the processes."""
-        with tempfile.TemporaryDirectory(prefix=f"{self.node.cgroup.name}-", dir="/dev/shm") as name:
-            self.node.also_remove(Path(name))
-            yield Path(name)
 
     def calm(self) -> None:
         """End what is left of the scenario without a signal, which would be an incident of its own."""
