@@ -86,21 +86,13 @@ def number(flag: str, default: float, text: str, least: float = 1, most: float |
     return click.option(flag, default=default, show_default=True, type=kind, help=text)
 
 
-trigger_option = click.option(
-    "--trigger",
-    default="user",
-    show_default=True,
-    type=click.Choice(["user", "kernel"]),
-    help="What sends the first signal: user space or the BPF program.",
-)
+def choice(flag: str, values: Sequence[str], text: str) -> Callable[[F], F]:
+    """An option that takes one of these values; the first is the default."""
+    return click.option(flag, default=values[0], show_default=True, type=click.Choice(values), help=text)
 
-mode_option = click.option(
-    "--mode",
-    default=ENFORCE,
-    show_default=True,
-    type=click.Choice((ENFORCE, HOLD)),
-    help="Whether pods are killed or held at the crossing.",
-)
+
+trigger_option = choice("--trigger", ("user", "kernel"), "What sends the first signal: user space or the BPF program.")
+mode_option = choice("--mode", (ENFORCE, HOLD), "Whether pods are killed or held at the crossing.")
 
 
 def row_lines(columns: str, rows: Sequence[Row]) -> list[str]:

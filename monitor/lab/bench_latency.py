@@ -11,7 +11,6 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 
-_PATIENCE_S = 30.0
 NODE_BYTES = 512 * MIB
 HOGS = 4
 HOG_MIB = 16
@@ -88,89 +86,81 @@ def observed(crossings: int) -> Row:
     return row
 
 
-@dataclass(frozen=True, slots=True)
-class AgainstFloor:
-    """Processes of ``victim`` that run into a threshold, one after the other, and are killed by the monitor or by the
-    floor.
+def against_floor(kills: int, turns: int, pods: int) -> Iterator[Row]:
+    """The monitor and the floor: quiet, beside compilers at nice 19, with processes that come and go. ``kills`` of
+    each, in turns, of processes that run into a threshold one after the other.
     """
-
-    node: LabNode
-    victim: LabPod
-    busy: Sequence[LabPod]
-    state_dir: Path
-
-    def rows(self, kind: str, label: str, n: int, turns: int) -> list[Row]:
-        """``n`` kills each beside neighbours of ``kind``, in turns. The threshold lies a margin above what is in use
-        when the neighbours are there.
-        """
-        ours, floor = list[Sample](), list[Sample]()
-        margin = CHURN_MARGIN_MIB if kind == "churn" else MARGIN_MIB
-        for turn in range(turns):  # what a host does to its machines changes within seconds
-            kills = n * (turn + 1) // turns - n * turn // turns
-            with self._neighbours(kind):
-                threshold = self.node.memory_bytes - self.node.usage() - margin * MIB
-                ours += self._by_monitor(threshold, kills, 2 * margin)
-                floor += self._by_floor(threshold, kills, 2 * margin)
-            progress(f"{kind or 'quiet'}: {len(floor)} of {n}")
-        names = ("floor_to_seen", "floor_to_sigkill", "crossing_to_decision", "crossing_to_sigkill")
-        values = [[one[at] for one in samples] for samples in (floor, ours) for at in (0, 1)]
-        rows = [summary(f"{name}_{label}", found) for name, found in zip(names, values, strict=True)]
-        ratio = {key: rows[3][key] / rows[1][key] for key in ("p50", "p99", "max")}
-        return [*rows, {"name": f"sigkill_to_floor_{label}", "unit": "ratio", "n": rows[3]["n"], **ratio}]
-
-    @contextmanager
-    def _neighbours(self, kind: str) -> Iterator[None]:
-        """``compile``, ``churn`` (in the busy pods) or no load (``""``)."""
-        root, own = self.node.hierarchy.root, [pod.containers["c0"] for pod in self.busy]
-        with ExitStack() as stack:
-            for cgroup in {"compile": [root] * COMPILERS, "churn": own}.get(kind, ()):
-                stack.callback(self.node.end, self.node.start(cgroup, "monitor.lab.workers:neighbour", kind=kind))
-            yield
-
-    def _by_monitor(self, available_below: int, n: int, mib: int) -> Iterator[Sample]:
-        options = ("--enforce", "--eviction-hard", f"memory.available<{available_below}")
-        with LabDaemon(self.node, *options, state_dir=self.state_dir) as daemon:
-            for _ in range(n):
-                since = len(daemon.log)
-                hog = self.node.start_hog(self.victim, mib=mib)
-                hog.go()
-                record = daemon.told("evicting", _PATIENCE_S, since)
-                daemon.told("evicted", _PATIENCE_S, since)
-                if record["uid"] != self.victim.uid:
-                    raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
-                if record["crossed_ns"]:
-                    yield sample(record["crossed_ns"], record["decided_ns"], record["signalled_ns"])
-                else:
-                    progress("not timed: decided by a pass before the crossing's record was read")
-                self.node.end(hog)
-
-    def _by_floor(self, available_below: int, n: int, mib: int) -> Iterator[Sample]:
-        """By the bare loop, which is given the hog's pid beforehand."""
-        node, pins = self.node, loader.ensure_loaded(self.state_dir, loader.AUTO)[0]
-        options = {"pins": pins, "available_below": available_below}
-        with closing(node.start(node.cgroup, "monitor.lab.workers:floor", **options)) as floor:
-            for _ in range(n):
-                hog = node.start_hog(self.victim, mib=mib)
-                before = node.usage()
-                floor.send(f"aim {hog.pid}")
-                floor.expect("aimed")
-                hog.go()
-                yield sample(*map(int, floor.expect("killed").split()))
-                hog.process.wait()
-                with suppress(MonitorError):
-                    until(lambda: node.usage() <= before + _BACK, "its memory", 5.0)  # noqa: B023 - called here
-                node.end(hog)
-
-
-def against_floor(kills: int, turns: int, pods: int) -> list[Row]:
-    """The monitor and the floor: quiet, beside compilers at nice 19, with processes that come and go."""
     with LabNode("latency", NODE_BYTES) as node:
         victim = add_pods(node, pods - CPUS)
         # What comes and goes leaves up to 17 MiB behind for a while: it is not to be evicted for that.
         busy = [node.add_pod(f"busy{i}", priority=1000) for i in range(CPUS)]
-        both = AgainstFloor(node, victim, busy, node.state_dir())
-        kinds = (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn"))
-        return [row for kind, label in kinds for row in both.rows(kind, label, kills, turns)]
+        state_dir = node.state_dir()
+        for kind, label in (("", "quiet"), ("compile", "beside_compilers"), ("churn", "with_churn")):
+            ours, floor = list[Sample](), list[Sample]()
+            margin = CHURN_MARGIN_MIB if kind == "churn" else MARGIN_MIB
+            for turn in range(turns):  # what a host does to its machines changes within seconds
+                share = kills * (turn + 1) // turns - kills * turn // turns
+                with neighbours(node, kind, busy):
+                    # A margin above what is in use when the neighbours are there.
+                    below = node.memory_bytes - node.usage() - margin * MIB
+                    ours += by_monitor(node, victim, state_dir, below, share, 2 * margin)
+                    floor += by_floor(node, victim, state_dir, below, share, 2 * margin)
+                progress(f"{kind or 'quiet'}: {len(floor)} of {kills}")
+            yield from rows_of(label, ours, floor)
+
+
+def rows_of(label: str, ours: list[Sample], floor: list[Sample]) -> list[Row]:
+    names = ("floor_to_seen", "floor_to_sigkill", "crossing_to_decision", "crossing_to_sigkill")
+    values = [[one[at] for one in samples] for samples in (floor, ours) for at in (0, 1)]
+    rows = [summary(f"{name}_{label}", found) for name, found in zip(names, values, strict=True)]
+    ratio = {key: rows[3][key] / rows[1][key] for key in ("p50", "p99", "max")}
+    return [*rows, {"name": f"sigkill_to_floor_{label}", "unit": "ratio", "n": rows[3]["n"], **ratio}]
+
+
+@contextmanager
+def neighbours(node: LabNode, kind: str, busy: Sequence[LabPod]) -> Iterator[None]:
+    """``compile``, ``churn`` (in the busy pods) or no load (``""``)."""
+    own = [pod.containers["c0"] for pod in busy]
+    with ExitStack() as stack:
+        for cgroup in {"compile": [node.hierarchy.root] * COMPILERS, "churn": own}.get(kind, ()):
+            stack.callback(node.end, node.start(cgroup, "monitor.lab.workers:neighbour", kind=kind))
+        yield
+
+
+def by_monitor(node: LabNode, victim: LabPod, state_dir: Path, below: int, n: int, mib: int) -> Iterator[Sample]:
+    """``n`` kills by the monitor, where less than ``below`` bytes are available."""
+    options = ("--enforce", "--eviction-hard", f"memory.available<{below}")
+    with LabDaemon(node, *options, state_dir=state_dir) as daemon:
+        for _ in range(n):
+            since = len(daemon.log)
+            hog = node.start_hog(victim, mib=mib)
+            hog.go()
+            record = daemon.told("evicting", since=since)
+            daemon.told("evicted", since=since)
+            if record["uid"] != victim.uid:
+                raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
+            if record["crossed_ns"]:
+                yield sample(record["crossed_ns"], record["decided_ns"], record["signalled_ns"])
+            else:
+                progress("not timed: decided by a pass before the crossing's record was read")
+            node.end(hog)
+
+
+def by_floor(node: LabNode, victim: LabPod, state_dir: Path, below: int, n: int, mib: int) -> Iterator[Sample]:
+    """The same by the bare loop, which is given the hog's pid beforehand."""
+    pins = loader.ensure_loaded(state_dir, loader.AUTO)[0]
+    with closing(node.start(node.cgroup, "monitor.lab.workers:floor", pins=pins, available_below=below)) as floor:
+        for _ in range(n):
+            hog = node.start_hog(victim, mib=mib)
+            before = node.usage()
+            floor.send(f"aim {hog.pid}")
+            floor.expect("aimed")
+            hog.go()
+            yield sample(*map(int, floor.expect("killed").split()))
+            hog.process.wait()
+            with suppress(MonitorError):
+                until(lambda: node.usage() <= before + _BACK, "its memory", 5.0)  # noqa: B023 - called here
+            node.end(hog)
 
 
 @bench(STATISTICS)

@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +20,7 @@ from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, row_lines, trigger_option
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.hog import CHECKED
-from monitor.lab.node import MIB, LabNode, LabPod, require_root
+from monitor.lab.node import MIB, LabNode, require_root
 from monitor.lab.race import HoldResult, HoldStage, Poller, RaceResult, Sizes, populate, run_hold, run_race, spread
 from monitor.settings.config import HOLD
 from monitor.settings.options import HOOKS
@@ -36,9 +34,7 @@ POLLERS = (("poll 1 ms", 1_000), ("poll 100 ms (earlyoom's floor)", 100_000), ("
 NODE_BYTES = 256 * MIB
 HOLD_MARGINS = (8 * MIB, 32 * MIB, 100 * MIB)
 _HOLD_NODE = 512 * MIB
-_HOLD_COLUMNS = (
-    "name runs held oom killed right grew_p50_bytes grew_max_bytes brake_p50 brake_max least_left_bytes failed"
-)
+_COLUMNS = "name runs held oom killed right grew_p50_bytes grew_max_bytes brake_p50 brake_max least_left_bytes failed"
 
 
 def _row(name: str, results: Sequence[RaceResult]) -> Row:
@@ -58,27 +54,28 @@ def _row(name: str, results: Sequence[RaceResult]) -> Row:
     }
 
 
-@dataclass
-class Races:
-    """The rows of races in a ``pod`` of ``node``, ``runs`` of each kind."""
+def _kill_races(runs: int, quick: bool, no_baselines: bool) -> list[Row]:
+    margins = (2 * MIB,) if quick else MARGINS
+    cases: list[tuple[str, int, tuple[int, ...]]] = [("user", margin, HOGS) for margin in margins]
+    cases += [("kernel", margin, HOGS[:1]) for margin in (KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS)]
+    rows: list[Row] = []
+    with LabNode("race", NODE_BYTES) as node:
+        pod, directory = populate(node), node.state_dir()
 
-    runs: int
-    node: LabNode
-    pod: LabPod
-    rows: list[Row]
+        def add(name: str, watcher: LabDaemon | Poller, margin: int, hogs: int, thp: bool) -> None:
+            name = f"{name} hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
+            rows.append(_row(name, [run_race(node, pod, watcher, hogs, thp) for _ in range(runs)]))
+            progress("{name}: {wins} of {runs}".format_map(rows[-1]))
 
-    def add(self, name: str, watcher: LabDaemon | Poller, margin: int, hogs: int, thp: bool) -> None:
-        name = f"{name} hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
-        self.rows.append(_row(name, [run_race(self.node, self.pod, watcher, hogs, thp) for _ in range(self.runs)]))
-        progress("{name}: {wins} of {runs}".format_map(self.rows[-1]))
-
-    def monitored(self, trigger: str, margin: int, hog_counts: Sequence[int], state_dir: Path) -> None:
-        """Races under the monitor, started anew for each margin: a threshold is a start-up option."""
-        options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
-        with LabDaemon(self.node, *options, state_dir=state_dir) as daemon:
-            time.sleep(1.0)  # until the end of its start
-            for hogs, thp in product(hog_counts, (False, True)):
-                self.add(trigger, daemon, margin, hogs, thp)
+        for trigger, margin, counts in cases:  # each with a monitor of its own: a threshold is a start-up option
+            options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
+            with LabDaemon(node, *options, state_dir=directory) as daemon:
+                time.sleep(1.0)  # until the end of its start
+                for hogs, thp in product(counts, (False, True)):
+                    add(trigger, daemon, margin, hogs, thp)
+        for (name, interval_us), margin, thp in product(() if no_baselines else POLLERS, margins, (False, True)):
+            add(name, Poller(margin, interval_us), margin, 1, thp)
+    return rows
 
 
 # -- mode hold: load by load, held at the crossing, and let go on with its data checked --------------------------------
@@ -128,7 +125,7 @@ def _hold_races(runs: int, quick: bool, load: Any, hogs: Any, margin: Any, watch
                     progress("{name}: held {held}, right {right} of {runs}, OOM kills {oom}".format_map(rows[-1]))
                     for trouble in troubles:
                         progress(f"  {trouble}")
-    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, _HOLD_COLUMNS)
+    return Found(rows, {}, EXIT_OK if clean else EXIT_FAILURE, _COLUMNS)
 
 
 @bench("name wins runs p50 max kill_p50 kill_max least_left_bytes")
@@ -164,17 +161,7 @@ def race(runs: int, quick: bool, no_baselines: bool, mode: str, **hold: Any) -> 
         return _hold_races(runs, quick, **hold)
     for name in (name for name, value in hold.items() if value is not None):
         raise ConfigError(f"--{name} is of races in mode hold", f"give --mode {HOLD} too")
-    with LabNode("race", NODE_BYTES) as node:
-        races = Races(runs, node, populate(node), [])
-        margins = (2 * MIB,) if quick else MARGINS
-        directory = node.state_dir()
-        for margin in margins:
-            races.monitored("user", margin, HOGS, directory)
-        for margin in KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS:
-            races.monitored("kernel", margin, (1,), directory)
-        for (name, interval_us), margin, thp in product(() if no_baselines else POLLERS, margins, (False, True)):
-            races.add(name, Poller(margin, interval_us), margin, 1, thp)
-    return races.rows
+    return _kill_races(runs, quick, no_baselines)
 
 
 @click.command()
@@ -206,8 +193,6 @@ def demo(
         raise ConfigError(f"--node-memory {format_bytes(node_memory)} is too small", "give it at least 128Mi")
     if margin > node_memory // 2:
         raise ConfigError(f"--margin {format_bytes(margin)} is more than half the node", "give it less")
-    # A SIGTERM unwinds like Ctrl-C, so that the context managers clean up.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given = (f"--{name}={value}" for name, value in how.items())
     options = ("--enforce", *given, "--eviction-hard", f"memory.available<{margin}")
     results: list[RaceResult] = []
@@ -220,13 +205,8 @@ def demo(
                     click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
     wins = sum(r.winner == "eviction" for r in results)
     answer = {"runs": [asdict(r) for r in results], "wins": wins, "losses": len(results) - wins}
-    rows = [
-        {
-            **asdict(r),
-            "run": n,
-            "oom_victims": [f"{v.get('victim_comm', '')}[{v['victim_pid']}]" for v in r.oom_victims],
-        }
-        for n, r in enumerate(results, 1)
-    ]
+    rows = [{**asdict(r), "run": n} for n, r in enumerate(results, 1)]
+    for row in rows:
+        row["oom_victims"] = [f"{v.get('victim_comm', '')}[{v['victim_pid']}]" for v in row["oom_victims"]]
     columns = "run winner detection_us kill_us trigger headroom_bytes evicted oom_victims"
     emit(output, answer, lambda: [*row_lines(columns, rows), "", f"eviction won {wins} of {len(results)}"])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,64 +44,58 @@ class Seen(NamedTuple):
     evicted: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A node with its daemon, and a directory on a disk for the files of its pods."""
+def count(node: LabNode, child: Child, pod: LabPod) -> None:
+    """On v1 a v2 hierarchy beside it has the pressure files, in cgroups of the same paths (systemd's hybrid)."""
+    if node.hierarchy.version == 1 and (v2 := pressure.unified(node.hierarchy)) is not None:
+        beside = v2 / pod.containers["c0"].relative_to(node.hierarchy.root)
+        node.also_remove(v2 / node.cgroup.name)
+        beside.mkdir(parents=True, exist_ok=True)
+        (beside / "cgroup.procs").write_text(str(child.pid))
 
-    node: LabNode
-    daemon: LabDaemon
-    files: Path
 
-    def start(self, pod: LabPod, kind: str, mib: int) -> Child:
-        path = self.files / f"{pod.name}-{mib}"
-        return self.node.start(pod, "monitor.lab.workers:files", kind=kind, path=path, mib=mib)
+def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
+    """One run of a load, with the pods' files in a directory."""
 
-    def count(self, child: Child, pod: LabPod) -> None:
-        """On v1 a v2 hierarchy beside it has the pressure files, in cgroups of the same paths (systemd's hybrid)."""
-        hierarchy = self.node.hierarchy
-        if hierarchy.version == 1 and (v2 := pressure.unified(hierarchy)) is not None:
-            beside = v2 / pod.containers["c0"].relative_to(hierarchy.root)
-            self.node.also_remove(v2 / self.node.cgroup.name)
-            beside.mkdir(parents=True, exist_ok=True)
-            (beside / "cgroup.procs").write_text(str(child.pid))
+    def started(pod: LabPod, kind: str, mib: int) -> Child:
+        path = f"{directory}/{pod.name}-{mib}"
+        child = node.start(pod, "monitor.lab.workers:files", kind=kind, path=path, mib=mib)
+        count(node, child, pod)
+        return child
 
-    def run(self, load: str) -> Seen:
-        """One run of a load."""
-        limit = OWN_LIMIT if load == "own-limit" else 0
-        own, other = self.node.add_pod("reader", limit=limit), self.node.add_pod("other")
-        for pod in (own, other):
-            self.daemon.wait_for_pod(pod.namespace, pod.name)
-        # What waits by its own fault has all of its files from the beginning.
-        reader = self.start(own, "map", SMALL_FILE_MIB if load in ("fits", "backup", "writer") else FILE_MIB)
-        hog = self.node.start_hog(other, mib=HOG_MIB if LOADS[load] else SMALL_HOG_MIB, rate=RATE_MIB)
-        self.count(reader, own)
-        self.count(hog, other)
-        before = max(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
-        since = len(self.daemon.log)
-        if load in ("neighbour", "fits"):
-            hog.go()
-        elif load in ("backup", "writer"):
-            self.count(self.start(other, "stream" if load == "backup" else "write", STREAM_MIB), other)
-        return self.watch(reader, before, since, LOADS[load])
+    own, other = node.add_pod("reader", limit=OWN_LIMIT if load == "own-limit" else 0), node.add_pod("other")
+    for pod in (own, other):
+        daemon.wait_for_pod(pod.namespace, pod.name)
+    # What waits by its own fault has all of its files from the beginning.
+    reader = started(own, "map", SMALL_FILE_MIB if load in ("fits", "backup", "writer") else FILE_MIB)
+    hog = node.start_hog(other, mib=HOG_MIB if LOADS[load] else SMALL_HOG_MIB, rate=RATE_MIB)
+    count(node, hog, other)
+    before = max(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
+    since = len(daemon.log)
+    if load in ("neighbour", "fits"):
+        hog.go()
+    elif load in ("backup", "writer"):
+        started(other, "stream" if load == "backup" else "write", STREAM_MIB)
+    return watch(daemon, reader, before, since, LOADS[load])
 
-    def watch(self, reader: Child, before: float, since: int, evicts: bool) -> Seen:
-        """Until the reader is as fast as half of before again; where no pod is to be evicted, for a fixed time."""
-        began = time.monotonic()
-        lost = named = evicted = back = None
-        slowest = before
-        while (now := time.monotonic()) - began < (_MOST_S if evicts else _QUIET_S):
-            pages = speed(reader)
-            slowest = min(slowest, pages)
-            if lost is None and pages < before / 2:
-                lost = now
-            log = [r.get("msg") for r in self.daemon.log[since:]]
-            named = named or (now if "a pod waits for memory that it had" in log else None)
-            evicted = evicted or (now if "evicting" in log else None)
-            if evicts and evicted is not None and pages > before / 2:
-                back = now
-                break
-        names = tuple(str(r["pod"]) for r in self.daemon.log[since:] if r.get("msg") == "evicting")
-        return Seen(_from(lost, named), _from(lost, evicted), _from(evicted, back), slowest / before, names)
+
+def watch(daemon: LabDaemon, reader: Child, before: float, since: int, evicts: bool) -> Seen:
+    """Until the reader is as fast as half of before again; where no pod is to be evicted, for a fixed time."""
+    began = time.monotonic()
+    lost = named = evicted = back = None
+    slowest = before
+    while (now := time.monotonic()) - began < (_MOST_S if evicts else _QUIET_S):
+        pages = speed(reader)
+        slowest = min(slowest, pages)
+        if lost is None and pages < before / 2:
+            lost = now
+        log = [r.get("msg") for r in daemon.log[since:]]
+        named = named or (now if "a pod waits for memory that it had" in log else None)
+        evicted = evicted or (now if "evicting" in log else None)
+        if evicts and evicted is not None and pages > before / 2:
+            back = now
+            break
+    names = tuple(str(r["pod"]) for r in daemon.log[since:] if r.get("msg") == "evicting")
+    return Seen(_from(lost, named), _from(lost, evicted), _from(evicted, back), slowest / before, names)
 
 
 def speed(reader: Child) -> float:
@@ -132,7 +125,7 @@ def play(load: str) -> Seen:
         # No threshold is met by page cache: what is evicted is evicted for a stall.
         options = ("--enforce", "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi")
         with LabDaemon(node, *options) as daemon:
-            return Stage(node, daemon, Path(name)).run(load)
+            return run(load, node, daemon, name)
 
 
 def row(load: str, runs: list[Seen], wrong: int) -> Row:
@@ -160,8 +153,8 @@ def stall(runs: int, loads: tuple[str, ...]) -> Found:
     rows = []
     for load in loads:
         seen, right = [], ("lab/other",) if LOADS[load] else ()
-        for run in range(runs):
+        for _ in range(runs):
             seen.append(play(load))
-            progress(f"{load}: {run + 1} of {runs}: {seen[-1]}")
+            progress(f"{load}: {len(seen)} of {runs}: {seen[-1]}")
         rows.append(row(load, seen, sum(one.evicted not in ((), right) for one in seen)))
     return Found(rows, code=EXIT_FAILURE if any(one["wrong"] for one in rows) else EXIT_OK)

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.lab.child import PATIENCE_S, Child, Hog, until
+from monitor.lab.child import PATIENCE_S, Hog, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -54,14 +54,6 @@ class Poller(NamedTuple):
     margin: int
     interval_us: int
 
-    def start(self, node: LabNode, hogs: Sequence[Hog]) -> Child:
-        # Its phase: where in its interval the race finds it.
-        options = {**self._asdict(), "phase_us": random.randrange(self.interval_us)}
-        kill = ",".join(str(hog.pid) for hog in hogs)
-        child = node.start(node.cgroup, "monitor.lab.workers:poller", kill=kill, **options)
-        child.send("go")
-        return child
-
 
 def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hogs: int, thp: bool) -> RaceResult:
     """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see what kills them. ``watcher``:
@@ -76,7 +68,11 @@ def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hog
         for hog in running:
             stack.callback(node.end, hog)
         if isinstance(watcher, Poller):
-            stack.callback(node.end, watcher.start(node, running))
+            phase = random.randrange(watcher.interval_us)  # where in its interval the race finds it
+            options = {**watcher._asdict(), "phase_us": phase, "kill": ",".join(str(hog.pid) for hog in running)}
+            poller = node.start(node.cgroup, "monitor.lab.workers:poller", **options)
+            stack.callback(node.end, poller)
+            poller.send("go")
         elif watcher is not None:
             since = len(watcher.log)
         node.reset_peak()
@@ -109,8 +105,7 @@ def _told(daemon: LabDaemon, since: int, evicted: bool) -> dict[str, Any]:
     }
     decision = next((r for r in records if r.get("msg") == "evicting"), None)
     if decision is not None:
-        out["evicted"] = decision["pod"]
-        out["trigger"] = decision["trigger"]
+        out |= {"evicted": decision["pod"], "trigger": decision["trigger"]}
         if decision.get("crossed_ns"):
             out["detection_us"] = (decision["decided_ns"] - decision["crossed_ns"]) / 1000
             out["kill_us"] = (decision["signalled_ns"] - decision["crossed_ns"]) / 1000
