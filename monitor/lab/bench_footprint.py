@@ -24,7 +24,7 @@ from monitor.kernel.pins import OOM, PROCS, Pins, Ring
 from monitor.kernel.sweeping import Sweeper
 from monitor.lab.bench import STATISTICS, Row, bench, number, progress, summary
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode
 
 #: What the project promises. Milliseconds, bytes, milliseconds per minute.
 TARGETS = {"ready_cold": 3e3, "ready_warm": 300.0, "rss_hot": 40.0 * MIB, "rss_tree": 90.0 * MIB, "idle_hot": 20.0}
@@ -128,19 +128,6 @@ LOOP_MIB = 8
 ROUND_NS = 50_000_000
 
 
-def watch(pins: Pins, node: LabNode, pod: LabPod) -> DomainTable:
-    """Configure the domains as the daemon does: a ceiling on the node, steps of 1 MiB on the pod, a plain container."""
-    table = DomainTable(pins)
-    table.reset()
-    at = table.add(cgroupfs.cgroup_id(node.cgroup))
-    ceiling = ceiling_pages(node.memory_bytes, THRESHOLD_BYTES)
-    table.set_ceilings(at, [ceiling], pull_above=ceiling)
-    table.add(cgroupfs.cgroup_id(pod.cgroup), flags=POD, step=MIB)
-    for directory in pod.containers.values():
-        table.add(cgroupfs.cgroup_id(directory))
-    return table
-
-
 def ratios(measure: Callable[[], int], pins: Pins, drain: Callable[[], object], triples: int) -> dict[str, list[float]]:
     """CPU time per round in each state, divided by the mean of the rounds before and after with nothing attached."""
     states = {"armed": (*pins.pressure, *OOM, *PROCS), "disarmed": (*OOM, *PROCS)}
@@ -174,8 +161,14 @@ def overhead(triples: int) -> list[Row]:
             # Pinned links would keep these attached in the rounds that are to have nothing attached.
             (directory / f"link_{name}").unlink()
         pod = node.add_pod("faulting", "Burstable", request=64 * MIB)
-        table = watch(pins, node, pod)
+        # As the daemon has it: a ceiling on the node, steps of 1 MiB on the pod, a plain container.
+        table = DomainTable(pins)
         stack.callback(table.close)
+        table.reset()
+        ceiling = ceiling_pages(node.memory_bytes, THRESHOLD_BYTES)
+        table.set_ceilings(table.add(cgroupfs.cgroup_id(node.cgroup)), [ceiling], pull_above=ceiling)
+        table.add(cgroupfs.cgroup_id(pod.cgroup), flags=POD, step=MIB)
+        table.add(cgroupfs.cgroup_id(pod.containers["c0"]))
         Sweeper(pins, table).run()
         rings = [Ring(pins, name, lambda record: None) for name in ("events", "steps")]
         for ring in rings:

@@ -62,10 +62,8 @@ class Kills(ABC):
     def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
         self._node, self._daemon, self._random = node, daemon, random.Random(seed)
         self._scores = {child: {child.oom_score_adj} for child in node.children}
-        counts = dict.fromkeys(self.columns.split(), 0)
-        self.rows: dict[str, Row] = {
-            what: {"name": what, "unit": "runs", **counts, "problems": []} for what in (HOT, SIDE)
-        }
+        counts = {"unit": "runs", **dict.fromkeys(self.columns.split(), 0)}
+        self.rows: dict[str, Row] = {what: {"name": what, **counts, "problems": []} for what in (HOT, SIDE)}
         self._number = 0
         self._ours: set[psutil.Process] = set()  # processes that the monitor has had
         self.left_behind: list[str] = []
@@ -108,9 +106,6 @@ class Kills(ABC):
         self._daemon.process.wait()
         self._daemon.start()
 
-    def _wait_until_ready(self) -> None:
-        until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
-
     def _changed_scores(self) -> list[str]:
         """Whose oom_score_adj is neither as before nor that of its pod's QoS class."""
         for record in self._daemon.log:
@@ -144,12 +139,15 @@ class EnforceKills(Kills):
         hogs = [self._node.start_hog(self._victim, mib=mib, rate=rate) for _ in range(count)]
         for hog in hogs:
             hog.go()
-        self._kill(row)
+        # At a random moment around the crossing.
+        line, cgroup = self.node_bytes - self.margin - int(self._random.uniform(0, _BEFORE)), self._victim.cgroup
+        until(lambda: self._node.usage() >= line or not cgroup_procs.pids_below(cgroup), "a crossing", pause=0.0)
+        time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
+        self._strike(row)
         until(lambda: all(hog.process.poll() is not None for hog in hogs), "the race to end")
         for hog in hogs:
             self._node.end(hog)
-        self._wait_until_ready()
-        until(self._is_calm, "the pressure to end")
+        until(self._is_calm, "the monitor to be ready again, and the pressure to end")
         kills = self._node.oom_kills() - before
         self._killed.append((self._number, row, {hog.pid for hog in hogs}, kills))
         if not kills:  # the side may be a moment behind its own metrics
@@ -173,13 +171,6 @@ class EnforceKills(Kills):
             yield f"{len(decided)} evictions for one shortage: {list(decided.values())}"
         for pod in set(decided.values()) - {f"{self._victim.namespace}/{self._victim.name}"}:
             yield f"{pod} was evicted"
-
-    def _kill(self, row: Row) -> None:
-        """At a random moment around the crossing."""
-        line, cgroup = self.node_bytes - self.margin - int(self._random.uniform(0, _BEFORE)), self._victim.cgroup
-        until(lambda: self._node.usage() >= line or not cgroup_procs.pids_below(cgroup), "a crossing", pause=0.0)
-        time.sleep(self._random.uniform(0, _AFTER_S) * self._random.choice((0.0, 0.1, 1.0)))
-        self._strike(row)
 
     def _is_calm(self) -> bool:
         status, body = self._daemon.get("/metrics")
@@ -243,7 +234,7 @@ class HoldKills(Kills):
         if not at_release:
             self._wait()  # the next one has a hold to go on with
             stage.unload()
-        self._wait_until_ready()
+        until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
         right, _ = go_on(hogs, _RELEASED_S)
         with suppress(MonitorError):
             until(lambda: not stage.changed(), "the pod to be as before", _RELEASED_S, _LOOK_S)
