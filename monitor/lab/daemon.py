@@ -191,12 +191,11 @@ class LabDaemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(timeout)
+            return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
             raise MonitorError(f"the monitor did not end within {timeout:g} s of SIGTERM") from None
-        return status
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None:

@@ -34,17 +34,13 @@ def kill_all(cgroup: str) -> None:
     """SIGKILL every process in the tree; by pidfd, looked up again, so that a reused pid is never hit."""
     for directory, _, _ in os.walk(cgroup):
         for pid in _members(directory):
-            try:
+            with contextlib.suppress(ProcessLookupError):  # it went by itself
                 fd = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            try:
-                if pid in _members(directory):
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it went by itself
-            finally:
-                os.close(fd)
+                try:
+                    if pid in _members(directory):
+                        signal.pidfd_send_signal(fd, signal.SIGKILL)
+                finally:
+                    os.close(fd)
 
 
 def end_processes(pidfds: list[int]) -> None:
@@ -52,10 +48,8 @@ def end_processes(pidfds: list[int]) -> None:
     for sig in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + 5.0
         for fd in pidfds:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, sig)
-            except ProcessLookupError:
-                continue
         for fd in pidfds:
             ended = select.poll()  # not select(2), which refuses numbers of 1,024 and more
             ended.register(fd, select.POLLIN)
