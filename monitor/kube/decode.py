@@ -72,8 +72,8 @@ class ItemDecoder:
     def _mark(self) -> str:
         """The next character that is no space."""
         while True:
-            found = _SPACE.match(self._text, self._at)
-            self._at = found.end() if found else self._at
+            if found := _SPACE.match(self._text, self._at):
+                self._at = found.end()
             if self._at < len(self._text):
                 return self._text[self._at]
             self._read()

@@ -236,7 +236,7 @@ def test_the_taints_of_others_stay(client: ApiClient) -> None:
         stale = {"metadata": {"resourceVersion": before["metadata"]["resourceVersion"]}, "spec": {"taints": None}}
         with pytest.raises(errors.Conflict):
             client.patch(NODES, name, stale, merge=True)
-        report.remove_taints(client)
+        report.make_taints(client, set())
         assert client.get(NODES, name)["spec"]["taints"] == before["spec"]["taints"]
     finally:
         client.delete(NODES, name)

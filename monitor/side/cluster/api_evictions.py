@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
-from monitor.kube.client import ApiClient
+from monitor.kube.client import PODS, ApiClient
 from monitor.kube.errors import (
     ApiError,
     Conflict,
@@ -32,7 +32,7 @@ from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.race.events import Gone, Refused
-from monitor.side.cluster.reports import is_there
+from monitor.side.cluster.reports import uid_of
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
@@ -179,7 +179,9 @@ class ApiEvictions:
         if isinstance(error, Conflict):
             # Another pod has its name now, or the API server gave up after conflicts with other writers: try again.
             try:
-                is_gone = not is_there(self._client, pod.namespace, pod.name, pod.uid)
+                is_gone = uid_of(self._client.get(PODS, pod.name, pod.namespace)) != pod.uid
+            except NotFound:
+                is_gone = True
             except MonitorError as other:
                 error = other
             if not is_gone:

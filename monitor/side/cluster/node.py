@@ -161,23 +161,19 @@ class NodeReport:
         if holding is None or not self.own_taints:
             return
         wanted = {key for condition, key in KEYS.items() if condition in holding}
-        self._write_due(_TAINTS, wanted, partial(self._write, self.client, wanted), LOOK_S if wanted else inf)
+        self._write_due(_TAINTS, wanted, partial(self.make_taints, self.client, wanted), LOOK_S if wanted else inf)
 
     def end(self, client: ApiClient) -> None:
         """Remove our taints as the daemon ends; ``client`` still works then."""
         if self._written.get(_TAINTS) == set():
             return
         try:
-            self.remove_taints(client)
+            self.make_taints(client, set())
         except (MonitorError, Cancelled) as error:
             text = "taints of the node may be left; the next start removes them"
             self.log.warning(text, node=self.node, problem=str(error))
 
-    def remove_taints(self, client: ApiClient) -> None:
-        """Remove all our taints from the node. Raises KubeError."""
-        self._write(client, set())
-
-    def _write(self, client: ApiClient, wanted: set[str]) -> None:
+    def make_taints(self, client: ApiClient, wanted: set[str]) -> None:
         """Make these our taints of the node; others stay. Raises Conflict after `TRIES`, and every KubeError."""
         if wanted:
             self._write_down(wanted | (self._noted or set()))
@@ -248,7 +244,7 @@ def remove_left(record: TaintRecord, records: JsonFiles[TaintRecord], log: Log) 
     access = Access(kubeconfig=record.kubeconfig if record.given else "", kubelet=NodeKubelet(kubeconfig=path))
     server, _ = access.api_server()
     with closing(ApiClient(server, timeout_s=_REQUEST_S, connect_s=_REQUEST_S)) as client:
-        NodeReport(client, record.node, tuple, log).remove_taints(client)
+        NodeReport(client, record.node, tuple, log).make_taints(client, set())
     records.remove(record.node)
 
 

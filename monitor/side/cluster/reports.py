@@ -203,7 +203,7 @@ class Reports:
         except MonitorError as error:
             self._on_error(report, error)
             return
-        if pod is None or _uid(pod) != report.record.uid:
+        if pod is None or uid_of(pod) != report.record.uid:
             self._finish(report, GONE)
         else:
             self._judge(report, pod)
@@ -227,7 +227,7 @@ class Reports:
         """The pod as it is, its status written (again) where it is wrong; None if it is another one."""
         record = report.record
         pod = self.client.get(PODS, record.pod, record.namespace)
-        if _uid(pod) != record.uid:
+        if uid_of(pod) != record.uid:
             return None
         if _is_evicted(pod):
             self._accepted(report)
@@ -321,15 +321,7 @@ class Reports:
             self._leave(report, left, report.has_status)
 
 
-def is_there(client: ApiClient, namespace: str, name: str, uid: str) -> bool:
-    """Whether this pod is there, and not another of its name. Raises MonitorError."""
-    try:
-        return _uid(client.get(PODS, name, namespace)) == uid
-    except NotFound:
-        return False
-
-
-def _uid(pod: Mapping[str, Any]) -> str:
+def uid_of(pod: Mapping[str, Any]) -> str:
     metadata = pod.get("metadata")
     return str(metadata.get("uid", "")) if isinstance(metadata, Mapping) else ""
 
