@@ -14,9 +14,7 @@ ROOTFS, LOGS, VOLUMES = "rootfs", "logs", "volumes"
 #: Clean-up at node level, by the name of the kubelet's call.
 DELETE_CONTAINERS, DELETE_IMAGES = "DeleteAllUnusedContainers", "DeleteUnusedImages"
 
-_NODEFS_SIGNALS = (sig.NODEFS, sig.NODEFS_INODES)
-_IMAGEFS_SIGNALS = (sig.IMAGEFS, sig.IMAGEFS_INODES)
-_CONTAINERFS_SIGNALS = (sig.CONTAINERFS, sig.CONTAINERFS_INODES)
+_NODEFS_SIGNALS, _IMAGEFS_SIGNALS, _CONTAINERFS_SIGNALS = sig.OF_DISK
 
 
 class DiskLayout(NamedTuple):

@@ -56,8 +56,7 @@ def rank_one(era: Era, pod: Pod, stats: PodStats | None, signal: str, layout: Di
         order = (0, 0, 0) if used is None or not era.counts_processes else (1, -used, 0)
         fixed = fixed_candidate(pod, None, resource)
         priority = UNKNOWN_PRIORITY if fixed.priority is None else fixed.priority
-        key = (priority, *order, pod.namespace, pod.name, pod.uid)
-        return Ranked(key, pod, stats, used, fixed)
+        return Ranked((priority, *order, pod.namespace, pod.name, pod.uid), pod, stats, used, fixed)
     # How far a pod is above its request is, also for inodes, against its request for bytes: so the kubelet has it.
     fixed = fixed_candidate(pod, era.request, resource if resource == "memory" else "ephemeral-storage")
     allowed = era.request(pod, resource).nanos // 10**9 if resource == "inodes" else fixed.request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_MI = 2**20
 
 
 def size(n: float) -> str:
@@ -28,7 +27,7 @@ def span(ns: float) -> str:
 
 def quantity(n: float) -> str:
     """A value to write into a configuration: whole Mi, rounded up, at least 1."""
-    return f"{max(1, -(-int(n) // _MI))}Mi"
+    return f"{max(1, -(-int(n) // 2**20))}Mi"
 
 
 def rate(bytes_per_s: float) -> str:
