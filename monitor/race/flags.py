@@ -101,7 +101,7 @@ def over_eviction(f: Facts) -> tuple[RecordedEviction, int] | None:
             return eviction, max(0, -short if back is None else back - d.quantity)
         pending = [e for e in done[:k] if e.gone_ns is None or e.gone_ns > d.ts_ns]
         coming = sum([e.freed if e.freed is not None else e.decision.working_set or 0 for e in pending])
-        # Of those that were gone by then their memory is perhaps not back.
+        # The memory of those that were gone by then is perhaps not back.
         gone = [e for e in done[:k] if e.gone_ns is not None and e.gone_ns <= d.ts_ns < (e.settled_ns or 0)]
         coming += max(0, d.coming - sum([max(0, (e.decision.working_set or 0) - (e.freed or 0)) for e in gone]))
         if (pending or d.coming) and coming >= short:
