@@ -24,7 +24,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -304,7 +304,6 @@ class PodBrake:
         return self._ledger.finish()
 
     def close(self) -> None:
-        """Release it, and close its descriptors."""
         self.release()
         self._close()
 
@@ -350,29 +349,28 @@ class PendingKills:
 
     def __init__(self, cgroup: Path) -> None:
         self._cgroup = cgroup
-        self._walk: Generator[tuple[str, set[int]]] | None = None
-        self._pids: list[int] = []
+        self._round: Iterator[int] | None = None
+
+    def _processes(self) -> Iterator[int]:
+        """Of one round, after a 0 for each cgroup."""
+        for _, pids in walk(self._cgroup):
+            yield 0
+            yield from pids
 
     def look(self) -> bool:
         """Whether one is pending in one of the next processes. Raises OSError."""
-        self._walk = self._walk or walk(self._cgroup)
+        self._round = self._round or self._processes()
         processes, cgroups, end_ns = PROCESSES, CGROUPS, time.monotonic_ns() + _MOST_NS
-        is_first = True  # each check makes progress, however slow the CPU
-        while processes and (self._pids or cgroups) and (is_first or time.monotonic_ns() < end_ns):
-            is_first = False
-            if self._pids:
-                processes -= 1
-                if _is_killed(self._pids.pop()):
-                    self._pids, self._walk = [], None
-                    return True
-                continue
-            cgroups -= 1
-            following = next(self._walk, None)
-            if following is None:
-                self._walk = None
+        for pid in self._round:  # each check makes progress, however slow the CPU
+            if pid and _is_killed(pid):
                 break
-            self._pids = list(following[1])
-        return False
+            processes, cgroups = (processes - 1, cgroups) if pid else (processes, cgroups - 1)
+            if not (processes and cgroups) or time.monotonic_ns() >= end_ns:
+                return False
+        else:
+            pid = 0
+        self._round = None
+        return pid > 0
 
 
 def _is_killed(pid: int) -> bool:

@@ -95,7 +95,7 @@ def test_who_has_ended_waits_for_no_thaw(tmp_path: Path) -> None:
         kills = PendingKills(held.pod)
         puppet.do("open('/proc/self/comm', 'w').write(f'{pids[0]}')")
         zombie = int(Path(f"/proc/{puppet.pid}/comm").read_text())
-        kills._walk = iter([("", {zombie})])
+        kills._round = iter([zombie])
         puppet.do("[os.kill(pid, signal.SIGKILL) for pid in pids if pid]")
         puppet.do("[os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT) for pid in pids if pid]")
         assert "ShdPnd:\t0000000000000100" in Path(f"/proc/{zombie}/status").read_text(), "the kernel says so"
