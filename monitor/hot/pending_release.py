@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
@@ -72,23 +72,15 @@ class Leaving:
         return self.left < RELEASED_BELOW
 
 
-@dataclass(slots=True)
-class Growth:
-    """Growth of all but the dead in one domain: (ns, bytes), over the last `WINDOW_NS`."""
+#: (ns, bytes) of all but the dead in one domain, over the last `WINDOW_NS`.
+_Samples = deque[tuple[int, int]]
 
-    samples: deque[tuple[int, int]] = field(default_factory=deque)
 
-    def add(self, now_ns: int, others: int) -> None:
-        samples = self.samples
-        samples.append((now_ns, others))
-        while len(samples) > 2 and samples[1][0] <= now_ns - WINDOW_NS:
-            samples.popleft()
-
-    def over(self, least_ns: int) -> tuple[int, int]:
-        """Bytes and nanoseconds since the last sample that is at least so old, or since the first."""
-        ended, now = self.samples[-1]
-        began, was = next((one for one in reversed(self.samples) if ended - one[0] >= least_ns), self.samples[0])
-        return now - was, ended - began
+def _growth(samples: _Samples, least_ns: int) -> tuple[int, int]:
+    """Bytes and nanoseconds since the last sample that is at least so old, or since the first."""
+    ended, now = samples[-1]
+    began, was = next((one for one in reversed(samples) if ended - one[0] >= least_ns), samples[0])
+    return now - was, ended - began
 
 
 class PendingRelease:
@@ -99,7 +91,7 @@ class PendingRelease:
         self._registry = registry
         self._stats, self._send = outbox.stats, outbox.send
         self._leaving: list[Leaving] = []
-        self._growth: dict[str, Growth] = {}
+        self._samples: dict[str, _Samples] = {}
         self._returns: deque[int] = deque(maxlen=REMEMBERED)
         self._doubted_ns: dict[str, int] = {}  # pods in which a process lived on -> how long they were waited for
         self._doubts_ns = 0  # since when that is counted
@@ -114,7 +106,6 @@ class PendingRelease:
         return bool(self._leaving)
 
     def due_ns(self) -> int | None:
-        """When to sample pending releases; None while there is none."""
         return self.next_look_ns if self._leaving else None
 
     # what begins and ends a wait
@@ -216,7 +207,7 @@ class PendingRelease:
                 self._settle(leaving, gone_ns)
             return False
         if not self._leaving:
-            self._growth.clear()
+            self._samples.clear()
         self.next_look_ns = 0
         self._leaving.append(leaving)
         if leaving.unsure:
@@ -306,7 +297,6 @@ class PendingRelease:
             self._send(GiveBack(leaving.number, leaving.uid))
 
     def _count(self, leaving: Leaving, now_ns: int) -> None:
-        """What it holds now, by its own counters."""
         entry = self._registry.by_uid.get(leaving.uid)
         if entry is None or entry.cgroup_id != leaving.cgroup_id:
             leaving.cgroup_id = 0
@@ -322,23 +312,25 @@ class PendingRelease:
         """How the rest of a domain grew. A fall counts as the release of pods without counters of their own."""
         mine = [one for one in self._leaving if watch.signal in one.domains]
         others = self._gauge.reading(watch).used - sum(one.left for one in mine)
-        growth = self._growth.setdefault(watch.signal, Growth())
-        fell = growth.samples[-1][1] - others if growth.samples else 0
+        samples = self._samples.setdefault(watch.signal, deque())
+        fell = samples[-1][1] - others if samples else 0
         for one in mine:
             if not one.cgroup_id and fell > 0:
                 gave = min(fell, one.left)
                 one.left, one.moved_ns = one.left - gave, now_ns
                 fell, others = fell - gave, others + gave
-        growth.add(now_ns, others)
+        samples.append((now_ns, others))
+        while len(samples) > 2 and samples[1][0] <= now_ns - WINDOW_NS:
+            samples.popleft()
 
     def _coming(self, watch: Watch, now_ns: int) -> Coming:
         counted = [one for one in self._leaving if watch.signal in one.domains and now_ns < one.until_ns]
-        growth = self._growth[watch.signal]
+        samples = self._samples[watch.signal]
         return Coming(
             sum(one.left for one in counted),
             max((one.until_ns - now_ns for one in counted), default=0),
-            *growth.over(WINDOW_NS),
-            *growth.over(JUMP_NS),
+            *_growth(samples, WINDOW_NS),
+            *_growth(samples, JUMP_NS),
             self._noise,
         )
 
