@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from monitor.actions.victim import SPARED
 from monitor.hot.loop import Loop
@@ -61,17 +62,15 @@ class Side:
         """Start it with the descriptors it needs and nothing else. One posix_spawn, about 1 ms. Raises OSError."""
         self.next_start_ns = now_ns + _BACKOFF_NS
         self._open_channel()
-        assert self.sock is not None
         assert self._end is not None
-        env = dict(os.environ)
-        env[CONFIG_FD], env[STATS_FD], env[CHANNEL_FD] = (
-            str(self._config_fd),
-            str(self._stats_fd),
-            str(self._end.fileno()),
-        )
-        env[HEARTBEAT_FD] = str(self.timer.fileno())
-        env[CODE] = MINE
-        fds = [self._config_fd, self._stats_fd, self._listen_fd, self.timer.fileno(), self._end.fileno()]
+        named = {
+            CONFIG_FD: self._config_fd,
+            STATS_FD: self._stats_fd,
+            CHANNEL_FD: self._end.fileno(),
+            HEARTBEAT_FD: self.timer.fileno(),
+        }
+        env = os.environ | {name: str(fd) for name, fd in named.items()} | {CODE: MINE}
+        fds = (*named.values(), self._listen_fd)
         for fd in fds:
             os.set_inheritable(fd, True)
         try:
@@ -198,84 +197,78 @@ class Side:
             poller.poll(1000)
 
 
+@dataclass(eq=False)
 class SideRestarts:
     """``started`` is called before a helper is, ``lost`` when one is gone, ``receive`` when it has sent something."""
 
-    def __init__(
-        self,
-        side: Side,
-        outbox: Outbox,
-        loop: Loop,
-        *,
-        started: Callable[[], None],
-        lost: Callable[[], None],
-        receive: Callable[[socket.socket], object],
-    ) -> None:
-        self._side = side
-        self._heartbeat = HeartbeatWatch(outbox.stats, side.timer)
-        self._outbox = outbox
-        self._loop = loop
-        self._started, self._lost, self._receive = started, lost, receive
+    side: Side
+    outbox: Outbox
+    loop: Loop
+    started: Callable[[], None]
+    lost: Callable[[], None]
+    receive: Callable[[socket.socket], object]
+
+    def __post_init__(self) -> None:
+        self._heartbeat = HeartbeatWatch(self.outbox.stats, self.side.timer)
         self._complaint = ""  # for the next helper to log
 
     def open(self) -> None:
         """Start the first side. Raises OSError."""
         self.start(time.monotonic_ns())
-        self._loop.register(self._side.timer.fileno(), lambda _: self._heartbeat.missed())
+        self.loop.register(self.side.timer.fileno(), lambda _: self._heartbeat.missed())
 
     def due_ns(self) -> int | None:
         """When to look at the helper, or to start one where there is none."""
-        return self._heartbeat.next_ns if self._side.pid else self._side.next_start_ns
+        return self._heartbeat.next_ns if self.side.pid else self.side.next_start_ns
 
     def go_on(self, now_ns: int) -> None:
         """What is due. Raises OSError from a start: it is tried again when the backoff is over."""
-        if self._side.pid:
+        if self.side.pid:
             self._look(now_ns)
         else:
             self.start(time.monotonic_ns())
 
     def start(self, now_ns: int) -> None:
         """Raises OSError."""
-        side = self._side
-        self._started()
+        side = self.side
+        self.started()
         self._heartbeat.begin(now_ns)
         if not side.adopt(now_ns):
             side.start(now_ns)
         assert side.sock is not None
-        self._outbox.stats.add("side_starts")
+        self.outbox.stats.add("side_starts")
         try:
             SPARED.add(side.pid)
-            self._loop.register(side.sock.fileno(), lambda _: side.sock and self._receive(side.sock))
-            self._loop.register(side.pidfd, self._ended)
+            self.loop.register(side.sock.fileno(), lambda _: side.sock and self.receive(side.sock))
+            self.loop.register(side.pidfd, self._ended)
         except OSError:  # one that is not heard, or not spared, is none
             side.kill()
             self._without_side()
             raise
-        self._outbox.resend()
+        self.outbox.resend()
 
     def _look(self, now_ns: int) -> None:
-        """Kill a helper that hangs."""
-        why = self._heartbeat.look(now_ns, self._side.pid)
+        why = self._heartbeat.look(now_ns, self.side.pid)
         if why:
-            self._outbox.stats.add("side_hangs")
-            self._side.kill()
+            self.outbox.stats.add("side_hangs")
+            self.side.kill()
             self._without_side(f"{why}: it was killed")
 
     def _ended(self, pidfd: int) -> None:
         """The epoll forgets descriptors as they are closed."""
-        if pidfd != self._side.pidfd:
-            self._side.collect()  # killed before
+        if pidfd != self.side.pidfd:
+            self.side.collect()  # killed before
         else:
-            self._without_side(f"ended (wait status {self._side.reap()})")
+            self._without_side(f"ended (wait status {self.side.reap()})")
 
     def _without_side(self, why: str = "") -> None:
-        if why and not self._loop.is_stopping:
+        if why and not self.loop.is_stopping:
             self._complaint = f"the helper process {why} and was started again"
-        self._outbox.side_lost()
-        self._lost()
+        self.outbox.side_lost()
+        self.lost()
 
     def complain(self) -> None:
         """Have the helper log why the one before it ended, once there is one."""
-        if self._complaint and self._side.sock is not None:
-            self._outbox.log("warning", self._complaint)
+        if self._complaint and self.side.sock is not None:
+            self.outbox.log("warning", self._complaint)
             self._complaint = ""
