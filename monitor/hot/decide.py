@@ -105,8 +105,7 @@ class Decider:
         if self._enforce:
             from monitor.hot.succession import succeed  # once, before the first decision
 
-            parts = self._gauge, self._registry, self._trigger, self._evictor
-            succeed(*parts, self._send, pulled_ns, pressed=self.pressed)
+            succeed(self._evictor, pulled_ns, pressed=self.pressed)
         self.holds.begin()  # before the first pass, which would kill a pod that is not known to be held
         self.may_act = True
         self.figures.begin(time.monotonic_ns())

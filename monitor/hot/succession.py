@@ -13,48 +13,40 @@ from itertools import islice
 from monitor.actions.evict import Eviction
 from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, Evictor, Noted
 from monitor.hot.pending_release import MOST_BOUND_NS
-from monitor.hot.trigger import Trigger
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
-from monitor.link.messages import LogLine, Send
-from monitor.sources.gauge import Gauge
-from monitor.sources.registry import PodEntry, Registry
+from monitor.sources.registry import PodEntry
 
 #: Cgroups and processes of the pod that are looked at, up to 30 us each: the first decision waits.
 _MOST = 1000
 
 
-def succeed(
-    gauge: Gauge,
-    registry: Registry,
-    trigger: Trigger,
-    evictor: Evictor,
-    send: Send,
-    pulled_ns: int,
-    *,
-    pressed: bool,
-) -> None:
+def succeed(evictor: Evictor, pulled_ns: int, *, pressed: bool) -> None:
     """Continue the eviction of the earlier daemon, if there was one. Called once, when all pods are known.
     ``pulled_ns``: when the kernel pulled the trigger while no daemon ran. ``pressed``: a memory threshold is met.
     """
     noted = evictor.note.read()
-    if pulled_ns and trigger.inherited and (noted is None or noted.started_ns < pulled_ns):
-        evictor.note.begin(trigger.inherited, 0, pulled_ns)
+    if pulled_ns and evictor.trigger.inherited and (noted is None or noted.started_ns < pulled_ns):
+        evictor.note.begin(evictor.trigger.inherited, 0, pulled_ns)
         noted = evictor.note.read()
-    entry = next((one for one in registry if noted is not None and one.cgroup_id == noted.cgroup_id), None)
-    if noted is None or entry is None:
+    if noted is None:
+        return
+    entry = next((one for one in evictor.registry if one.cgroup_id == noted.cgroup_id), None)
+    if entry is None:
         return
     now = time.monotonic_ns()
-    usage = gauge.table.working_set(entry.index)
+    usage = evictor.gauge.table.working_set(entry.index)
+    times = {"started_ns": noted.started_ns, "killed_ns": noted.killed_ns or None}
+    log, about = evictor.outbox.log, {"pod": entry.title, **times, "bytes": usage}
     until = max(noted.kill_at_ns, noted.killed_ns, noted.started_ns) + EVICTION_TIMEOUT_NS
     if not noted.reported and now < until:
-        _log(send, "the daemon before ended while it was signalling a pod", entry, noted, usage)
+        log("warning", "the daemon before ended while it was signalling a pod", **about)
         evictor.note.reported()
     if noted.state == GONE or _is_over(entry, noted):
         if cgroup_procs.empty(entry.cgroup, _MOST):
             if now < noted.killed_ns + MOST_BOUND_NS:
                 evictor.pending.dropped(entry, now)  # its memory may be a pending release
-            registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
+            evictor.registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
         evictor.note.mark(GONE)
         return
     if now > until or not (pressed or noted.state == ASKED or _is_dying(entry)):
@@ -62,15 +54,11 @@ def succeed(
         evictor.note.mark(0)
         return
     held = max(noted.held, usage)
-    eviction = Eviction.resumed(trigger.take(entry), noted.started_ns, noted.kill_at_ns, noted.killed_ns, held)
+    victim = evictor.trigger.take(entry)
+    eviction = Eviction.resumed(victim, noted.started_ns, noted.kill_at_ns, noted.killed_ns, held)
     eviction.name = entry.title
     evictor.resume(eviction, entry)
-    _log(send, "going on with the eviction that the daemon before had begun", entry, noted, usage)
-
-
-def _log(send: Send, msg: str, entry: PodEntry, noted: Noted, usage: int) -> None:
-    times = {"started_ns": noted.started_ns, "killed_ns": noted.killed_ns or None}
-    send(LogLine("warning", msg, {"pod": entry.title, **times, "bytes": usage}))
+    log("warning", "going on with the eviction that the daemon before had begun", **about)
 
 
 def _is_dying(entry: PodEntry) -> bool:

@@ -26,6 +26,7 @@ from monitor.link.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
 from monitor.side.incidents.reader import FILE_NAME, IncidentReader
 from tests import live
 from tests.daemon.hot_node import hard, hot_node, losing_node
+from tests.daemon.stand_ins import outbox
 from tests.side.test_holds import ENDED, HELD
 
 SOFT = (
@@ -240,16 +241,18 @@ def test_what_becomes_of_the_eviction_of_the_daemon_before(
     def does(name: str) -> Callable[..., None]:
         return lambda *_: done.append(name)
 
-    note = SimpleNamespace(read=lambda: noted, reported=does("reported"), gone=does("gone"), drop=does("drop"))
+    note = SimpleNamespace(read=lambda: noted, reported=does("reported"))
+    note.mark = lambda state: done.append("gone" if state == GONE else "drop")
     entry = SimpleNamespace(cgroup=tmp_path, cgroup_id=7, index=0, title="ns/pod")
     pending = SimpleNamespace(dropped=does("coming back"))
     resume: Any = lambda found, _: done.append(f"resume with {found.held}")  # noqa: E731
-    evictor: Any = SimpleNamespace(note=note, resume=resume, pending=pending)
     registry, gauge = MagicMock(), MagicMock()
+    parts = {"registry": registry, "gauge": gauge, "trigger": MagicMock(), "outbox": outbox()}
+    evictor: Any = SimpleNamespace(note=note, resume=resume, pending=pending, **parts)
     registry.__iter__.return_value = [entry]
     registry.set_evicted = does("evicted")
     gauge.table.working_set.return_value = 30
-    succession.succeed(gauge, registry, MagicMock(), evictor, MagicMock(), 0, pressed=pressed)
+    succession.succeed(evictor, 0, pressed=pressed)
     assert done == expected
 
 
