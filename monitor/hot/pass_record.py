@@ -110,15 +110,7 @@ class PassRecorder:
     def held(self, rules: Rules, before: HoldState, look: Look, after: HoldState, steps: Steps) -> None:
         """Something followed from a look at the pods that are held (`monitor.policy.hold.advance`)."""
         if not self._broken:
-            self._send(
-                HoldLook(
-                    rules=rules,
-                    before=before._asdict(),
-                    look=look._asdict(),
-                    after=after._asdict(),
-                    steps=steps._asdict(),
-                )
-            )
+            self._send(HoldLook(rules, before._asdict(), look._asdict(), after._asdict(), steps._asdict()))
 
     def over_limit(self, uid: str, name: str, message: str, acted: Acted) -> None:
         """A pod over a limit of its own was evicted, or would have been."""

@@ -59,7 +59,6 @@ class PodSync:
         self._sent = set()
 
     def receive(self, sock: socket.socket) -> None:
-        """Take in what the helper sent."""
         self._is_stale = False
         for message in channel.drain(sock, limit=_MOST):
             if message is None:
@@ -96,9 +95,7 @@ class PodSync:
         self._is_stale = True
 
     def _bad(self, message: messages.Bad) -> None:
-        self.outbox.log(
-            "error", "a message of the helper could not be read", type=message.type, problem=message.problem
-        )
+        self.outbox.log("error", "a message of the helper could not be read", **message._asdict())
 
     def _put(self, message: messages.PodSeen) -> None:
         """Take in a pod. One that cannot be watched is tried again."""
@@ -127,7 +124,6 @@ class PodSync:
         return self._retry_ns if self._unwatched else None
 
     def retry(self, now_ns: int) -> None:
-        """Try the pods that could not be watched."""
         self._retry_ns = now_ns + RETRY_NS
         before = len(self._unwatched)
         for message in list(self._unwatched.values()):

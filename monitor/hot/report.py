@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from monitor.hot.decide import Decider
@@ -11,6 +11,7 @@ from monitor.hot.records import Records
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import messages
 from monitor.link.outbox import Outbox
+from monitor.policy.thresholds import Threshold
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import Registry
 from monitor.sources.watch import Watch
@@ -40,7 +41,6 @@ class Report:
         return None
 
     def run(self, now_ns: int) -> None:
-        """What the helper should know, when it is time."""
         by_uid, log = self.registry.by_uid, self.outbox.log
         for trouble in self.guard.to_report(now_ns):
             entry = by_uid.get(trouble.whose)
@@ -52,7 +52,6 @@ class Report:
             self._publish(now_ns)
 
     def _publish(self, now_ns: int) -> None:
-        """Send the helper the state."""
         decider = self.decider
         decider.changed = False
         self.published_ns = now_ns
@@ -62,11 +61,8 @@ class Report:
         self.outbox.send(
             messages.State(
                 conditions=sorted(outcome.conditions) if outcome else [],
-                met=[
-                    {"signal": t.signal, "kind": "hard" if t.hard else "soft"}
-                    for t in (outcome.observed if outcome else ())
-                ],
-                compared=[{"signal": t.signal, "kind": "hard" if t.hard else "soft"} for t in decider.compared.met],
+                met=_named(outcome.observed if outcome else ()),
+                compared=_named(decider.compared.met),
                 armed=self.gauge.arming.armed,
                 victim=first.uid if first else None,
                 observation={w.name: described(self.gauge, w) for w in self.gauge.watches if not w.formula},
@@ -74,6 +70,10 @@ class Report:
                 ready=decider.may_act,
             )
         )
+
+
+def _named(thresholds: Iterable[Threshold]) -> list[dict[str, str]]:
+    return [{"signal": t.signal, "kind": "hard" if t.hard else "soft"} for t in thresholds]
 
 
 def described(gauge: Gauge, watch: Watch) -> dict[str, int]:
