@@ -89,7 +89,6 @@ def joined(*parts: tuple[str, object]) -> str:
 
 @cache
 def _linux() -> tuple[int, ...]:
-    """The first two numbers of the kernel's release."""
     return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 
 
@@ -235,7 +234,6 @@ class BrakeLedger:
             self._journal.note(self.directory, [noted[name] for name in self._order if name in noted], self.since_ns)
 
     def close(self) -> None:
-        """Close the descriptors, and forget the changes."""
         for file in self.files.values():
             file.close()
         with suppress(OSError):

@@ -183,7 +183,6 @@ class HoldBrakes:
 
     @property
     def running(self) -> list[PodBrake]:
-        """Brakes of pods that run for a moment."""
         return [brake for brake in self._brakes.values() if brake.runs]
 
     def runs(self, uid: str) -> bool:
@@ -214,7 +213,6 @@ class HoldBrakes:
         return "" if brake.in_force() else LOST
 
     def let_run(self, uid: str) -> None:
-        """Let a held pod run until the next check."""
         brake = self._brakes[uid]
         brake.thaw()
         brake.runs, brake.looked_ns = True, time.monotonic_ns()

@@ -114,7 +114,6 @@ class HoldControl:
                 self._moved[entry.uid] = entry
 
     def prepare(self) -> None:
-        """Open the brakes of the first of the order, and of the pods that moved, ahead of need."""
         entries = list(self._moved.values())[-4:]
         first = self._registry.first()
         left = self._brakes.prepare(entries if first is None else [first, *entries])
@@ -123,7 +122,6 @@ class HoldControl:
     # at a crossing, and in the pass after it
 
     def crossed(self, crossed_ns: int, watch: Watch) -> None:
-        """A ceiling of ``watch`` was crossed: hold the growing pods."""
         figures, is_known = self._figures, watch.hard_line and self._gauge.known(watch)
         if is_known and self._holds:
             self.follow(time.monotonic_ns(), crossed_ns)
@@ -180,7 +178,6 @@ class HoldControl:
             self._remove(uid, (self.state.opened or "grace") if killed else hold.GONE)
 
     def dropped(self, uid: str) -> None:
-        """A pod is forgotten."""
         self._answers.gone(uid, time.monotonic_ns(), held=uid in self._holds)
         if uid in self._holds:
             self._remove(uid, hold.EVICTED if uid in self._evicted else hold.GONE)
@@ -254,7 +251,6 @@ class HoldControl:
         self._next_ns = 0
 
     def report_all(self) -> None:
-        """Another helper has started: report the held pods."""
         for held in self._holds.values():
             self._report(held, resent=True)
 
@@ -266,7 +262,6 @@ class HoldControl:
         self._release_left()
 
     def _look_after(self, uid: str, now_ns: int) -> None:
-        """Check a held pod, and stop it or let it run where needed."""
         held, is_evicted = self._holds[uid], uid in self._evicted
         self._answers.hold(self._figures.up_to(uid), now_ns)
         found = self._brakes.look_after(held.entry)
@@ -295,10 +290,8 @@ class HoldControl:
         if self._has_room(held):
             return True
         cap, least = held.cap, (self._figures.usage(held.pod.uid) or 0) + ROOM
-        if cap <= least:
-            return False
-        held.cap = least
-        if not self._has_room(held):
+        held.cap = min(cap, least)
+        if held.cap == cap or not self._has_room(held):
             held.cap = cap
             return False
         return self._put_in_force(held, held.pod._replace(cap=least))  # until the policy sets another cap
@@ -308,7 +301,6 @@ class HoldControl:
         return may_run(self.rules, self.state, self._figures.domains(), room)
 
     def _advance(self, look: Look, crossed_ns: int) -> None:
-        """Call the policy, and carry out its steps."""
         before = self.state
         if self._gauge.hierarchy.version == 1 or any(held.soft for held in self._holds.values()):
             look = look._replace(freezes=False)  # pods run, or may have to: v1 kills none at its cap

@@ -60,8 +60,6 @@ class KubeletAnswers:
 
 @dataclass(eq=False)
 class HoldFigures:
-    """Read at crossings and at every sample."""
-
     gauge: Gauge
     registry: Registry
     rules: Rules
@@ -78,7 +76,6 @@ class HoldFigures:
         self.refused: set[str] = set()  # uids of pods that cannot be held, reported
 
     def domains(self) -> dict[str, Domain]:
-        """How much is available in each domain with a hard threshold."""
         found = {}
         for watch in self.gauge.watches:
             if watch.hard_line and self.gauge.known(watch):
@@ -181,7 +178,6 @@ class HoldFigures:
         growers: Sequence[str] = (),
         victim: PodEntry | None = None,
     ) -> Look:
-        """The sample for the policy."""
         usages = {uid: has for uid in state.uids if (has := self.usage(uid)) is not None}
         held = None if victim is None else self._may_hold(victim.uid)
         wanted = [(uid, has) for uid in growers if (has := self._may_hold(uid)) is not None]
@@ -198,7 +194,6 @@ class HoldFigures:
         )
 
     def usage(self, uid: str) -> int | None:
-        """Bytes charged to a pod that has an open brake."""
         brake = self.brakes.get(uid)
         return None if brake is None else brake.usage()
 

@@ -95,7 +95,6 @@ class Decider:
 
     @property
     def is_calm(self) -> bool:
-        """Whether no memory threshold is met and no pod is being evicted."""
         return self._evictor.current is None and not self.pressed
 
     def begin(self, pulled_ns: int = 0) -> None:
@@ -117,7 +116,6 @@ class Decider:
         self.pods.note(index, working_set)
 
     def rank_moved(self) -> None:
-        """Give the pods that reported a step their new places."""
         self.holds.moved(self.pods.moved)
         self.pods.rank()
 
@@ -182,7 +180,6 @@ class Decider:
         return self._actor.kill_early(watch, self.pods.moved, coming) if self._enforce else None
 
     def _look(self, one: OnePass, watch: Watch | None, reading: Reading | None) -> None:
-        """Read the numbers of this moment."""
         if one.sent is not None:
             reading, one.asked = one.sent.reading, one.sent.asked
         elif self._registry.grown:
@@ -234,7 +231,6 @@ class Decider:
         return before
 
     def _carry_out(self, result: PassResult, one: OnePass) -> None:
-        """Evict the victim of the pass, if the gate lets it through."""
         outcome, sent = result.outcome, one.sent
         if sent is not None and (outcome.victim is None or outcome.victim.uid != sent.entry.uid):
             one.answer = SIGNALLED
@@ -261,7 +257,6 @@ class Decider:
             self._evictor.hurry()
 
     def _for_threshold(self, entry: PodEntry, result: PassResult, one: OnePass) -> Acted:
-        """Act on the victim of the pass."""
         about = decisions.for_threshold(result, one.observations, one.asked.answer.reason)
         signal = about["signal"]
         if signal in MEMORY_SIGNALS:
@@ -274,7 +269,6 @@ class Decider:
         return self._actor.act(entry, about, {"usage": usage, "cleanup": list(self._disks.cleanup(signal))})
 
     def _suspends(self, victim: PodEntry, outcome: Outcome, one: OnePass) -> Answer:
-        """Whether evictions are suspended, which is reported."""
         if one.sent is None:
             settled = not self._pending.active
             one.asked = self.suspension.ask(outcome, one.observations, one.readings, one.coming, settled=settled)
@@ -328,7 +322,6 @@ class Decider:
             self.prepare()  # a pass that came of a crossing may have ended the wait
 
     def _send_clear(self, threshold: Threshold, one: OnePass) -> None:
-        """A threshold that was met is not met any more."""
         seen = one.observations.get(threshold.signal)
         self._send(
             Clear(
@@ -341,12 +334,10 @@ class Decider:
         )
 
     def helper_lost(self) -> None:
-        """The helper is gone: what it sent counts no more."""
         self._disks.forget()
         self.run_pass()
 
     def reconfigure(self, after: PassConfig) -> None:
-        """Decide by another configuration from now on."""
         self.state, self.config = carry(self.config, self.state, after), after
         self._trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
 

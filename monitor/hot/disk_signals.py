@@ -43,7 +43,6 @@ class DiskSignals:
         self._passed: dict[str, int] = {}  # signal -> the stamp of what was last offered to a pass to act on
 
     def take(self, message: DiskFigures) -> None:
-        """Take in new figures."""
         self._observations = {signal: Observation(*numbers) for signal, numbers in message.observations.items()}
         self._orders = message.orders
         # Each is sent once when it is measured, so one that could not be acted on at once is kept.
@@ -86,7 +85,6 @@ class DiskSignals:
         return tuple(a for a in self._era.reclaim_actions(signal, self._layout) if a in self._commands)
 
     def evicted(self, signal: str, now_ns: int) -> None:
-        """A pod is being evicted for ``signal``."""
         if signal != PID:
             self._settling[disk(signal, self._layout)] = (now_ns + SETTLE_NS, self._observations)
 
@@ -101,5 +99,4 @@ class DiskSignals:
         return True
 
     def order(self, signal: str) -> Sequence[str]:
-        """Uids in the order of eviction for ``signal``."""
         return self._orders.get(signal, ())

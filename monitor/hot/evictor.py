@@ -99,7 +99,6 @@ class Evictor:
             self._helper = 0
 
     def is_stuck(self, uid: str) -> bool:
-        """Whether the pod was killed and is stuck."""
         return any(eviction.victim.uid == uid for eviction in self.stuck)
 
     def follow(self, now_ns: int, side: int) -> bool:
@@ -163,7 +162,6 @@ class Evictor:
         )
 
     def due_ns(self) -> int | None:
-        """When `follow` is due; None while no pod is being evicted."""
         return None if self.current is None else self.current.deadline_ns()
 
     def grace_ends_ns(self, uid: str) -> int:
@@ -184,7 +182,6 @@ class Evictor:
         self.outbox.send(Signalled(killed_ns, eviction.victim.uid, eviction.name, signal.SIGKILL))
 
     def follow_stuck(self, now_ns: int) -> None:
-        """Look after the pods that were killed but did not go."""
         for eviction in list(self.stuck):
             if eviction.step(now_ns):
                 self.stuck.remove(eviction)
@@ -212,7 +209,6 @@ class Evictor:
         self.pending.ended(uid, eviction.held, left, now_ns, gone)
 
     def _fail(self, eviction: Eviction, why: str) -> None:
-        """An eviction is given up."""
         pids = sorted(eviction.pids)[:_SHOWN]
         eviction.victim.close()
         self.outbox.stats.add("eviction_failures")
@@ -256,7 +252,6 @@ class EvictionNote:
         words[_STATE] = ASKED if kill_at_ns else KILLED
 
     def reported(self) -> None:
-        """Its decision was sent to the helper."""
         self._words[_REPORTED] = 1
 
     def mark(self, state: int, killed_ns: int = 0) -> None:
@@ -266,6 +261,5 @@ class EvictionNote:
         self._words[_STATE] = state
 
     def read(self) -> Noted | None:
-        """What stands there."""
         words = self._words
         return Noted(*words[:7]) if words[_STATE] in (ASKED, KILLED, GONE) else None

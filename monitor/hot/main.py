@@ -191,7 +191,6 @@ class Hot:
         self.loop.is_stopping = True
 
     def run(self) -> None:
-        """Until SIGTERM or SIGINT."""
         self.start()
         loop = self.loop
         while not loop.is_stopping:
@@ -224,7 +223,6 @@ def _eviction_order(config: RunConfig, outbox: Outbox) -> tuple[EvictionOrder, P
 def _other_messages(
     decider: Decider, evictor: Evictor, housekeeping: Housekeeping, outbox: Outbox
 ) -> dict[type, Callable[[Any], object]]:
-    """What handles the messages of the helper that are not of pods."""
     return {
         messages.Record: lambda _: decider.restart_recording(),
         messages.DiskFigures: decider.take_disk_figures,

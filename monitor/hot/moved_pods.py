@@ -32,7 +32,6 @@ class MovedPods:
         self._shrunk: set[int] = set()  # domain indexes of pods that gave memory back
 
     def note(self, index: int, working_set: int) -> None:
-        """A pod's working set moved by a step."""
         self.moved[index] = working_set
         entry = self._registry.by_index.get(index)
         if entry is not None and entry.usage is not None and working_set < entry.usage:

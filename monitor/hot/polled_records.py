@@ -61,7 +61,6 @@ class PolledRecords(Records):
         self._cpus = os.cpu_count() or 1
 
     def due_ns(self) -> int:
-        """When to look, at once after it was armed."""
         return 0 if self._arming.armed and not self._was_armed else self._due_ns
 
     def go_on(self, now_ns: int) -> None:
@@ -73,7 +72,6 @@ class PolledRecords(Records):
         self._due_ns = 0
 
     def read_events(self) -> int:
-        """Look now; how many crossings there were."""
         return self._look()
 
     def pod_went(self) -> None:
@@ -127,7 +125,6 @@ class PolledRecords(Records):
         return IDLE_NS, True
 
     def _plan(self, looked_ns: int, wait: int) -> None:
-        """The next look, ``wait`` nanoseconds after this one."""
         self._looked_ns, self._was_armed = looked_ns, self._arming.armed
         if self._was_armed:
             self._bound(wait)
@@ -230,7 +227,6 @@ class PolledKills(Records):
         self._count_due_ns = 0
 
     def open(self, loop: Loop) -> None:
-        """Read the log from now on, where it may be read."""
         self._loop = loop
         try:
             self._kmsg = Kmsg()
@@ -292,7 +288,6 @@ class PolledKills(Records):
     # counters
 
     def due_ns(self) -> int | None:
-        """When to count again, where the log cannot be read."""
         return self._count_due_ns if self._kmsg is None else None
 
     def pods_came(self) -> None:

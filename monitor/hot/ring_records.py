@@ -78,8 +78,6 @@ class Ration:
 
 
 class RingRecords(Records):
-    """Reads the rings."""
-
     def __init__(
         self,
         pins: Pins,
@@ -158,7 +156,6 @@ class RingRecords(Records):
                 self._read(ring)
 
     def read_events(self) -> int:
-        """Read crossings and steps now, as many as one turn may; how many there were."""
         return self._events.consume(_CROSSINGS) + self._steps.consume(_STEPS)
 
     def look_after(self) -> None:
@@ -191,7 +188,6 @@ class RingRecords(Records):
             self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
 
     def _on_event(self, data: bytes) -> None:
-        """One record of the rings of crossings and of steps."""
         ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
         if kind == STEP:
             if self._table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
@@ -221,7 +217,6 @@ class RingRecords(Records):
             self._stats.add("records_bad")
 
     def _on_oom(self, data: bytes) -> None:
-        """One record of the OOM chain."""
         event = OomEvent.decode(data)
         self._stats.add(_OOM_RECORDS[event.kind])
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)

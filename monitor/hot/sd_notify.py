@@ -30,7 +30,6 @@ class Service:
         self._next_ns: int | None = 0 if self._every_ns else None
 
     def send(self, text: str) -> bool:
-        """Send these lines; whether they are sent."""
         if self.is_there:
             with suppress(OSError):  # full, or the manager is being replaced
                 self._sock.sendto(text.encode(), self._address)
@@ -38,7 +37,6 @@ class Service:
         return False
 
     def ready(self, status: str) -> None:
-        """Decisions can be made now."""
         text = f"READY=1\nSTATUS={status}"
         self._unsent = "" if self.send(text) else f"{text}\n"
 

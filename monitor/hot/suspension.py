@@ -152,7 +152,6 @@ class Suspension:
         self.figures.note(now_ns)
 
     def take_changed(self) -> bool:
-        """Whether `state` has changed since the last call."""
         changed, self._changed = self._changed, False
         return changed
 

@@ -6,6 +6,7 @@ Whole streams of passes, with everything that may come between them, are in test
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,7 +195,7 @@ def test_only_a_first_victim_that_grows_keeps_its_place(make: Make) -> None:
     world = make()
     first = world.registry.first()
     other = world.registry.by_uid[PODS[0]]
-    pods = MovedPods(world.decider._gauge, world.registry, world.evictor, world.take)
+    pods = MovedPods(world.decider._gauge, world.registry, world.evictor, SimpleNamespace(log=None))
     for moved, keeps in (
         ({first.index: first.usage + 1}, True),
         ({first.index: first.usage - 1}, False),

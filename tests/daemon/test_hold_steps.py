@@ -223,8 +223,9 @@ def test_memory_high_stays_for_who_is_asked_to_end(world: World) -> None:
     assert [one.brake for one in reported(world, PodHeld) if one.pod == HOG][-1] == "limit+high"
 
 
-def test_those_that_run_through_their_grace_share_what_is_left(world: World) -> None:
+def test_those_that_run_through_their_grace_share_what_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen each of them may have half of it, for one system call."""
+    monkeypatch.setattr(StandInBrake, "kind", "limit+freeze")
     both_grow(world, 99)
     for uid in (HOG, DB):
         world.tell(KubeletEviction(uid, for_memory=False))

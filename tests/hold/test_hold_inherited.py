@@ -17,10 +17,10 @@ import pytest
 
 from monitor.actions import changes
 from monitor.actions.changes import RESTORED
-from monitor.actions.ledger import HELD, LEFT
+from monitor.actions.ledger import LEFT
 from monitor.cli.run import lock
 from monitor.hold import pod_brake
-from monitor.hold.brake_ledger import BrakeFile
+from monitor.hold.brake_ledger import BrakeFile, BrakeLedger
 from monitor.hold.brakes import HoldBrakes
 from monitor.hold.control import HoldControl
 from monitor.hold.pod_brake import FREEZE, LIMIT, PendingKills
@@ -129,18 +129,17 @@ def test_many_cgroups_made_during_a_hold_have_their_oom_killer_in_the_end(
 
 def test_a_value_that_was_refused_hides_none_that_is_in_force(held: Stand) -> None:
     """v1 refuses a limit with EBUSY, and it is tried again: what is there then is still ours, and comes back."""
-    file = BrakeFile(held.pod, LIMIT_FILE)
-    before = file.read()
-    first = file.change(file.read(), str(64 * MIB), None, "uid", HELD)
-    assert first is not None
-    file.write(str(64 * MIB))
-    refused = file.change(file.read(), str(32 * MIB), first, "uid", HELD)
-    last = file.change(file.read(), str(48 * MIB), refused, "uid", HELD)
-    assert last is not None
-    assert file.has(last)
-    assert file.put_back(last) == RESTORED
+    file, ledger = BrakeFile(held.pod, LIMIT_FILE), BrakeLedger("uid", held.journal, (LIMIT_FILE,))
+    ledger.directory, ledger.files, before = os.open(held.pod, os.O_RDONLY), {LIMIT_FILE: file}, file.read()
+    for mib in (64, 32, 48):
+        change = ledger.change(file, str(mib * MIB))
+        assert change is not None
+        ledger.changes[LIMIT_FILE] = change
+        if mib == 64:
+            file.write(str(mib * MIB))
+    assert ledger.put_back(LIMIT_FILE) == [(LIMIT_FILE, RESTORED)]
     assert file.read() == before
-    file.close()
+    ledger.close()
 
 
 def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
