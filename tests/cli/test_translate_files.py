@@ -12,7 +12,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.cli.kubelet_files import Word, _flags, of_arguments
+from monitor.cli.config import Word, _flags, of_arguments
 from monitor.errors import ConfigError
 from monitor.policy.errors import PolicyError
 from tests import others
