@@ -125,8 +125,9 @@ def _below(frame: Frame, width: int) -> Iterator[_Block]:
 
 def _victim(victim: Frame, width: int) -> str:
     process = f"{shorten(plain(victim['comm']), 24)} ({victim['pid']})"
-    where = f" of {shorten(plain(victim['pod']), max(8, width - 70))}" if victim["pod"] else ", in no pod"
-    return f"{process}{where}, {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
+    what = f", {format_bytes(victim['rss'])}, adj {victim['oom_score_adj']}"
+    pod, room = plain(victim["pod"] or ""), width - 27 - len(process + what)
+    return process + (f" of {shorten(pod, max(8, room))}" if pod else ", in no pod") + what
 
 
 def _losses(daemon: Frame) -> Line:
