@@ -16,6 +16,7 @@ from monitor.cli.options import as_settled, configuration_options, resolve_here,
 from monitor.cli.output import Columns, amount_of, emit, output_option, table, yaml_lines
 from monitor.documents import UnreadableError
 from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, MonitorError
+from monitor.kernel import cgroupfs, disks, limits, meminfo
 from monitor.kernel.procfs import Process
 from monitor.owner import ChangeableError, program
 from monitor.pods.installations import microk8s_words, shell_words
@@ -28,6 +29,7 @@ from monitor.policy.layout import DiskLayout
 from monitor.policy.releases import era
 from monitor.policy.thresholds import OFF
 from monitor.policy.translate import KIND, is_carried_over
+from monitor.policy.translate import translate as to_configuration
 from monitor.settings.config import RunConfig
 from monitor.settings.files import read_text, refuse_misspelt, value
 from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, SETTINGS
@@ -114,8 +116,6 @@ def translate(flags: tuple[str, ...], files: tuple[str, ...], pid: int | None, o
 
     The configuration goes to stdout as YAML; notes on what could not simply be carried over go to stderr.
     """
-    from monitor.policy.translate import translate as to_configuration
-
     if not flags and not files and pid is None:
         problem = "Nothing to translate: give flags of a kubelet after --, --file or --pid"
         raise click.UsageError(problem, click.get_current_context())
@@ -169,8 +169,6 @@ def _read(options: Mapping[str, Any]) -> tuple[Resolved, Node]:
 
 def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
     """A configuration with the layout of this node's disks, and what is known of the node."""
-    from monitor.kernel import disks
-
     run_config, found = with_disks(resolved.config)
     capacity, huge_pages = _memory(run_config)
     capacity[signals.PID] = disks.pid_counts()[0]
@@ -182,22 +180,17 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
             capacity[space] = measured.capacity
             if measured.inodes is not None:
                 capacity[inodes] = measured.inodes
-    layout = DiskLayout(run_config.layout_image_fs)
-    reserved = resolved.reserved
+    layout, kept = DiskLayout(run_config.layout_image_fs), resolved.reserved
     return resolved._replace(config=run_config), Node(
-        capacity, reserved["systemReserved"], reserved["kubeReserved"], layout, huge_pages, _protected(run_config)
+        capacity, kept["systemReserved"], kept["kubeReserved"], layout, huge_pages, _protected(run_config)
     )
 
 
 def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
     """Bytes of the node and of its pods (of kubepods without a limit of its own); and of the machine's huge pages."""
-    from monitor.kernel import meminfo
-
     memory = meminfo.MemTotal()
     total, huge_pages = memory.now(), memory.huge_pages()
     if run_config.node_cgroup is not None:
-        from monitor.kernel import cgroupfs
-
         total = cgroupfs.limit(cgroupfs.resolve(cgroupfs.detect(), run_config.node_cgroup)) or total
         huge_pages = 0
     kept = run_config.reserved if "pods" in run_config.enforce_node_allocatable else 0
@@ -208,8 +201,6 @@ def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
 
 def _protected(run_config: RunConfig) -> int:
     """Bytes that memory.min protects at most: a cgroup below protects no more. 0 where there are no cgroups."""
-    from monitor.kernel import cgroupfs, limits
-
     try:
         hierarchy = cgroupfs.detect()
         node = cgroupfs.resolve(hierarchy, run_config.node_cgroup) if run_config.node_cgroup else hierarchy.root

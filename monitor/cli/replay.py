@@ -17,7 +17,7 @@ from typing import IO, Any, cast, get_args
 import click
 
 from monitor import documents, owner
-from monitor.cli.output import emit, format_amount, output_option, table_lines
+from monitor.cli.output import Columns, amount_of, emit, output_option, table
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
 from monitor.hot.pass_record import (
     figures_of,
@@ -380,23 +380,19 @@ def opened(name: str, stack: ExitStack) -> IO[bytes]:
 
 
 def _lines(found: Replayed) -> Iterator[str]:
-    rows = [
-        (
-            timestamp(found.unix_ns(one["decided_ns"])),
-            one["id"],
-            one["signal"] or "a limit of its own",
-            one["kind"],
-            format_amount(one.get("available"), one["signal"]),
-            format_amount(one.get("quantity"), one["signal"]),
-            one["name"],
-            "would evict" if one["observed"] else f"evict ({one['trigger']})",
-        )
-        for one in found.decisions
-    ]
-    yield from table_lines(("time", "id", "signal", "kind", "available", "threshold", "pod", "what"), rows)
+    columns: Columns = {
+        "time": lambda one: timestamp(found.unix_ns(one["decided_ns"])),
+        "id": "id",
+        "signal": lambda one: one["signal"] or "a limit of its own",
+        "kind": "kind",
+        "available": amount_of("available"),
+        "threshold": amount_of("quantity"),
+        "pod": "name",
+        "what": lambda one: "would evict" if one["observed"] else f"evict ({one['trigger']})",
+    }
+    yield from table(columns, found.decisions)
     yield ""
-    incidents = [(one["start"], one["verdict"], one["id"], one["summary"]) for one in found.incidents]
-    yield from table_lines(("time", "verdict", "id", "summary"), incidents)
+    yield from table({"time": "start", "verdict": "verdict", "id": "id", "summary": "summary"}, found.incidents)
     yield ""
     skipped = f", {found.skipped} records before a state they could follow on" if found.skipped else ""
     yield (

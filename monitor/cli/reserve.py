@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from monitor.cli.output import clean, emit, format_bytes, table_lines, yaml_lines
+from monitor.cli.output import Columns, clean, emit, format_bytes, table, table_lines, yaml_lines
 from monitor.errors import ConfigError
 from monitor.policy import cce
 from monitor.policy.configuration import HARD
@@ -354,13 +354,13 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
         if beyond:
             what = "that the kernel keeps" if beyond == kernels else "in huge pages"
             yield f"({written(memory, beyond)} {what} count as available, and pods cannot grow into them.)"
-        speeds = ("always_bytes_per_s", "at_best_bytes_per_s")
-        survived = [
-            (NAMES[each["reaction"]], *(speed(each[key]) for key in speeds), each["rule"])
-            for each in growth["survives"]
-        ]
-        head = ["reaction", "always wins up to", "never above", "from a crossing"]
-        yield from table_lines(head, survived, prose=True)
+        columns: Columns = {
+            "reaction": lambda each: NAMES[each["reaction"]],
+            "always wins up to": lambda each: speed(each["always_bytes_per_s"]),
+            "never above": lambda each: speed(each["at_best_bytes_per_s"]),
+            "from a crossing": "rule",
+        }
+        yield from table(columns, growth["survives"], prose=True)
         system = written(memory, growth["system_may_use_bytes"])
         yield f"While pods use no more than their requests, the system may use {system} before any is evicted."
     else:
