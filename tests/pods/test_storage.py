@@ -55,6 +55,11 @@ def put(path: Path, size: int) -> Path:
     return path
 
 
+def files(stats: PodStats, kind: str, key: str) -> int:
+    """Of all containers."""
+    return sum(by_container(stats, kind, key).values())
+
+
 def by_container(stats: PodStats, kind: str, key: str) -> dict[str, int]:
     return dict(stats.files_each([kind], key))
 
@@ -77,7 +82,7 @@ def test_logs_of_each_container(roots: Roots) -> None:
 def test_a_pod_known_by_its_uid_alone_has_logs_too(roots: Roots) -> None:
     put(roots.logs / "kube-system_dns_uid-a" / "c" / "0.log", PAGE)
     put(roots.logs / "kube-system_dns_uid-aa" / "c" / "0.log", 2 * PAGE)
-    assert measure(found_pod(namespace=""), roots).stats.files(["logs"], "usedBytes") == PAGE
+    assert files(measure(found_pod(namespace=""), roots).stats, "logs", "usedBytes") == PAGE
 
 
 def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
@@ -157,7 +162,7 @@ def test_a_measurement_is_dated_and_stops_when_asked(roots: Roots) -> None:
     assert whole.at_s <= time.monotonic()
     cut = measure(found_pod(), roots, stop=lambda: True)
     assert whole.problems == ()
-    assert cut.stats.files(["logs"], "inodesUsed") < whole.stats.files(["logs"], "inodesUsed") == 601
+    assert files(cut.stats, "logs", "inodesUsed") < files(whole.stats, "logs", "inodesUsed") == 601
     [problem] = cut.problems
     assert problem.startswith(f"pod ns/a: {roots.logs}/ns_a_uid-a/c has more files than can be counted")
 
@@ -208,9 +213,9 @@ def test_the_writable_layer_of_a_container(mounts: Mounts, roots: Roots) -> None
         puppet.do("write('/file', 1)")
         assert (upper / "file").stat().st_size == 1 << 20
         after = measure(one, roots).stats
-        assert after.files(["rootfs"], "usedBytes") - before.files(["rootfs"], "usedBytes") == 1 << 20
-        assert after.files(["rootfs"], "inodesUsed") - before.files(["rootfs"], "inodesUsed") == 1
-        assert after.ephemeral_storage() == after.files(["rootfs"], "usedBytes")
+        assert files(after, "rootfs", "usedBytes") - files(before, "rootfs", "usedBytes") == 1 << 20
+        assert files(after, "rootfs", "inodesUsed") - files(before, "rootfs", "inodesUsed") == 1
+        assert after.ephemeral_storage() == files(after, "rootfs", "usedBytes")
 
 
 def test_processes_outside_any_container_have_no_layer(roots: Roots) -> None:
@@ -219,7 +224,7 @@ def test_processes_outside_any_container_have_no_layer(roots: Roots) -> None:
         with live.Puppet(parent):
             assert upper_directory(parent) is None
             stats = measure(found_pod(cgroup=parent, cgroups={"c": parent}), roots).stats
-            assert (stats.reported(["rootfs", "logs"], "usedBytes"), stats.files(["rootfs"], "usedBytes")) == ([], 0)
+            assert (stats.reported(["rootfs", "logs"], "usedBytes"), files(stats, "rootfs", "usedBytes")) == ([], 0)
 
 
 OVERLAY = "30 1 {device} / / rw - overlay overlay rw,lowerdir=/l{rest}\n"

@@ -60,7 +60,8 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.now_s = 1000.0
         self.root = root
-        self.feed = ScriptedFeed("the cluster", clock=lambda: self.now_s)
+        self.feed = ScriptedFeed("the cluster")
+        self.feed._clock = lambda: self.now_s
         self.feed.replace_all({})
         self.table = Figures()
         self.make_cgroup(root / "kubepods" / "burstable")
