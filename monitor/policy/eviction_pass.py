@@ -133,8 +133,7 @@ class State(NamedTuple):
 class Outcome(NamedTuple):
     """What a pass decided: for the threshold `starved` (None: nothing to do) the pod `victim` with `grace_s` seconds
     (None: only critical ones, `refused`, or none). `met`: thresholds past their grace; `observed`: all that are met now
-    or held by min reclaim. `next_deadline_ns`: when a pass is due although nothing moved; it needs observations stamped
-    anew to act.
+    or held by min reclaim. `next_deadline_ns`: when a pass, with new observations, is due although nothing moved.
     """
 
     starved: Threshold | None

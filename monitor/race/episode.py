@@ -170,9 +170,7 @@ def _take(state: State, event: ev.Event) -> State:
 
 
 def _with(state: State, o: Open, event: ev.Event) -> Open:
-    """The episode with one more event; with a mark comes what is known of its victim already: a mark may arrive late
-    (rings are read one after the other), or be traced after its victim left.
-    """
+    """The episode with one more event; with a mark, which may arrive after its victim's end, what is known of that."""
     ranked = state.ranked
     if ranked is not None and isinstance(event, ev.Mark | ev.Decided) and o.ranked_ns != ranked.ts_ns:
         o = joined(o, ranked, state.bounds)

@@ -1,7 +1,4 @@
-"""By how much a race was won (positive) or lost (negative), in bytes and in milliseconds.
-
-Each function is one verdict; docs/verdicts.md says the same in words. None where it cannot be known.
-"""
+"""By how much a race was won (positive) or lost (negative); None: not known. (In words: docs/verdicts.md.)"""
 
 from __future__ import annotations
 

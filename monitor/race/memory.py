@@ -104,7 +104,7 @@ def memory(f: Facts) -> Memory | None:
         draw(_of_signal(f, domain, signal), domain, None, signal, None)
     if episode.domain not in SIGNAL_OF:
         pod = next((m.pod_name or m.pod for m in (*f.kills, *f.exiting)), None)
-        draw(f.usage, episode.domain, pod, USAGE, f.limit)
+        draw(_of_usage(episode), episode.domain, pod, USAGE, f.limit)
     names = pod_names(episode)
     for domain, uid in _pods(f, grown):
         draw(_of_pod(episode, domain, uid), domain, names.get(uid, uid), WORKING_SET, None)
@@ -175,6 +175,14 @@ def _of_pod(episode: Episode, domain: str, uid: str) -> Points:
         elif isinstance(event, Gone) and event.pod == uid and event.freed is not None and points:
             points.append((event.settled_ns or event.ts_ns, max(0, points[-1][1] - event.freed)))
     return points
+
+
+def _of_usage(episode: Episode) -> Iterator[tuple[int, int]]:
+    for event in episode.events:
+        if isinstance(event, Sample) and event.domain == episode.domain:
+            yield event.ts_ns, event.usage
+        elif isinstance(event, Mark) and event.oom_path == episode.domain and event.oom_usage is not None:
+            yield event.ts_ns, event.oom_usage
 
 
 def _pods(f: Facts, grown: dict[str, Growth]) -> list[tuple[str, str]]:

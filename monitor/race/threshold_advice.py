@@ -156,9 +156,7 @@ class Advised(Record):
 @dataclass(frozen=True, slots=True)
 class Reservation(Record):
     """What was in use outside the pods, at most: `outside` bytes, in `incident`. `reserved`: systemReserved and
-    kubeReserved as they were; `short`: by how much the pods' part of the node was larger than what was left for it
-    (0: it was not). With less reserved than is used, the machine runs out before kubepods reaches its limit, and no
-    pod above its request has to be to blame.
+    kubeReserved as they were; `short`: by how much that was too little: the machine runs out before kubepods then.
     """
 
     outside: int
