@@ -106,10 +106,6 @@ def _eviction(name: str, what: str, value: str, default: str = "none") -> Option
     return _text_map(f"eviction-{name}", value[0], what, f"{MEMORY}{value}", default, live=True)
 
 
-def _urls(name: str, text: str) -> Option:
-    return _setting(f"{name} URL", values.urls(f"--{name}"), f"{text} [none]", kind=TEXTS, field=f"{name}s", live=True)
-
-
 OPTIONS: tuple[Option, ...] = (
     # Files
     _file("config FILE", "Read this configuration file, YAML or TOML; keys are the option names.", own_file=False),
@@ -258,8 +254,14 @@ OPTIONS: tuple[Option, ...] = (
     # Off: both name the pods of all tenants. The probes /healthz and /readyz are always answered.
     _switch("expose-metrics", "Answer /metrics and /stats/summary to other hosts and pods too."),
     _setting("record FILE", values.record, "Record every input to FILE, for outrace replay. [none]"),
-    _urls("alertmanager", "Push alerts to this Alertmanager; repeatable."),
-    _urls("webhook", "POST every alert to this URL; repeatable."),
+    _setting(
+        "alertmanager URL",
+        values.alertmanagers,
+        "Push alerts to this Alertmanager; repeatable. [none]",
+        kind=TEXTS,
+        field="alertmanagers",
+        live=True,
+    ),
     _own("runbook-url", values.base_url, "Link alerts to pages below this URL. [none]"),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
     _setting(
@@ -293,6 +295,7 @@ GONE_OPTIONS = {
     "reclaim-containers": "name a command that removes both with --reclaim-images COMMAND",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
     "step": "leave it out: a pod is ranked again after it moved by 1 MiB",
+    "webhook": "use --alertmanager: an Alertmanager has webhooks as receivers (`webhook_configs`)",
 }
 #: Those that are a field of RunConfig.
 SETTINGS = tuple(option for option in OPTIONS if option.field)

@@ -270,16 +270,12 @@ def stall_rules(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def urls(option: str) -> Callable[[Any], tuple[str, ...]]:
-    """One URL, or a list of them. Raises ConfigError naming ``option`` for one that is none."""
-
-    def parse(value: Any) -> tuple[str, ...]:
-        found = [value] if isinstance(value, str) else value
-        if not isinstance(found, list | tuple) or not all(isinstance(url, str) for url in found):
-            raise ValueError(f"{value!r} is not a URL, or a list of them")
-        return tuple(check_url(url, option) for url in found)
-
-    return parse
+def alertmanagers(value: Any) -> tuple[str, ...]:
+    """One URL, or a list of them. Raises ConfigError for one that is none."""
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list | tuple) or not all(isinstance(url, str) for url in found):
+        raise ValueError(f"{value!r} is not a URL, or a list of them")
+    return tuple(check_url(url, "--alertmanager") for url in found)
 
 
 def base_url(value: Any) -> str:

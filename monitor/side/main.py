@@ -288,7 +288,7 @@ class Side:
         """The code that judges races is imported when the hot process knows its pods."""
         from monitor.side.races import Races
 
-        self.races = Races(self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send)
+        self.races = Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)
         self.reloader.takers.append(self.races.take_config)
         self.races.start()
 

@@ -21,17 +21,15 @@ from monitor.link.messages import (
     RaceMessage,
     Record,
     SideMessage,
-    State,
     Stored,
 )
 from monitor.race.events import Crossing, Event, Refused, Stalled
 from monitor.settings.config import RunConfig
-from monitor.side.alerts.rules import alert_for_status, alerts_for, alerts_for_state
+from monitor.side.alerts.rules import alert_for_status, alerts_for
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
 from monitor.side.forecasts import Forecaster
-from monitor.side.health import Health
 from monitor.side.holds import Holds
 from monitor.side.judge import Judge
 from monitor.side.node_state import Figures, Inbox, NodeState, OtherEviction
@@ -41,15 +39,11 @@ if TYPE_CHECKING:
     from monitor.side.cluster.record import Record as Reported
     from monitor.side.recording import Recorder
 
-#: How often the alerts about the present state are brought up to date at least.
-_ALERTS_NS = 1_000_000_000
-
 
 @dataclass(eq=False)
 class Races:
     node: NodeState
     figures: Figures
-    health: Health
     holds: Holds
     inbox: Inbox
     log: Log
@@ -58,9 +52,7 @@ class Races:
     def __post_init__(self) -> None:
         config, log = self.node.config, self.log
         self._node_name = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
-        self.alerts = AlertSender(
-            config.alertmanagers, config.webhooks, log, self._node_name, runbooks=config.runbook_url
-        )
+        self.alerts = AlertSender(config.alertmanagers, log, config.runbook_url)
         self.judge = Judge(config, log, self.on_incident)
         self._kmsg: Kmsg | None = None
         try:
@@ -73,10 +65,6 @@ class Races:
         self.forecaster = Forecaster(self.node, self.figures, log, self.event_builder.facts)
         self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order)
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
-        self._alerts_ns = 0
-        self._lost: dict[str, int] = {}
-        self._not_ready_since = time.monotonic()
-        self._alerted: tuple[Any, str] | None = None  # the thresholds met, and why evictions were suspended
 
     def _open_recorder(self) -> Recorder:
         from monitor.side.recording import Recorder, header
@@ -92,7 +80,7 @@ class Races:
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
         self.judge.config = config
-        self.alerts.take_receivers(config.alertmanagers, config.webhooks)
+        self.alerts.take_receivers(config.alertmanagers)
 
     def start(self) -> None:
         self.forecaster.start()
@@ -121,8 +109,6 @@ class Races:
         elif isinstance(message, Decision) and not message.observed:
             self.stalls.acted(time.monotonic_ns(), message.pod)
         self.event_builder.handle(message)
-        if isinstance(message, State) and (message.met, _reason(message)) != self._alerted:
-            self._alerts_ns = 0  # an alert about pressure, or suspended evictions, does not wait for a second
 
     def due_s(self) -> float:
         due_s = 0.0 if self.inbox.qsize() else self.event_builder.due_s()
@@ -139,10 +125,6 @@ class Races:
             received = self._received
             if self.send(Stored(received)):
                 self._stored = received
-        now = time.monotonic_ns()
-        if now >= self._alerts_ns + _ALERTS_NS:
-            self._alerts_ns = now
-            self._update_alerts()
 
     def _on_eviction(self, about: OtherEviction) -> None:
         if not isinstance(about, Refused | Stalled):
@@ -172,36 +154,4 @@ class Races:
 
     def status_not_taken(self, of: Reported, outcome: str, text: str) -> None:
         """The API server, or the kubelet, did not take the status of an evicted pod. From any thread."""
-        about = self._node_name, of.namespace, of.pod, outcome, text, of.killed, time.time()
-        self.alerts.fire(alert_for_status(*about))
-
-    def _update_alerts(self) -> None:
-        node = self.node
-        reason = self.health.not_ready()
-        if not reason:
-            self._not_ready_since = time.monotonic()
-        lost = self.figures.lost()
-        fresh = {where: n - self._lost.get(where, 0) for where, n in lost.items()} if self._lost else {}
-        self._lost = lost
-        self._alerted = met, _ = node.met, _reason(node.state)
-        oom_ahead, mismatch = self.forecaster.alarms(time.monotonic_ns())
-        self.alerts.update(
-            alerts_for_state(
-                self._node_name,
-                time.time(),
-                met=met,
-                braked=node.braked,
-                mismatch=mismatch,
-                oom_ahead=oom_ahead,
-                lost=fresh,
-                held=node.shown_holds(),
-                not_ready=reason,
-                not_ready_s=time.monotonic() - self._not_ready_since,
-            ),
-            time.time(),
-        )
-
-
-def _reason(state: State | None) -> str:
-    """Why evictions are suspended, "" if they are not."""
-    return str(((state and state.braked) or {}).get("reason", ""))
+        self.alerts.fire(alert_for_status(self._node_name, of.namespace, of.pod, outcome, text, of.killed))

@@ -279,7 +279,7 @@ def _parsed(line: bytes) -> Any:
 _QUEUE = 64
 #: What is lost at most when the machine loses its power or the helper is killed.
 FLUSH_NS = 1_000_000_000
-#: The fields of a RunConfig that decide anything. (Not those that may hold a secret, such as URLs of webhooks.)
+#: The fields of a RunConfig that decide anything. (Not those that may hold a secret, such as URLs of Alertmanagers.)
 CONFIG_FIELDS = (
     "node_cgroup", "pods", "enforce", "evict_by", "hold", "hold_limit_ns", "two_steps", "hard_grace_ns",
     "trigger", "policy", "compat", "eviction_hard", "eviction_soft",

@@ -12,7 +12,6 @@ from monitor.lab.scenarios import SCENARIOS
 from monitor.policy.releases import ERAS
 from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_SIGNALS
 from monitor.race.incident import FLAGS, VERDICTS
-from monitor.side.alerts.rules import NAMES as ALERTS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,7 +33,6 @@ FILES = [
 #: Document -> names that it has to have.
 EVERY_NAME = {
     "verdicts": (*VERDICTS, *FLAGS),
-    "alerts": ALERTS,
     "hooks": RUNGS,
     "policy": ERAS,
     "disks": tuple(signal for signal in KUBELET_SIGNALS if signal not in MEMORY_SIGNALS),

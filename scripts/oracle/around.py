@@ -120,7 +120,7 @@ def metrics(tree: Tree) -> Answers:
         shared = (*here, "--eviction-hard", "memory.available<16Mi")
         api = ("--mode", "enforce", "--evict-by", "api", "--kubeconfig", kubeconfig, "--node-name", "node-1")
         api = (*api, "--pods", "apiserver")
-        hold = ("--mode", "hold", "--record", str(tree.place / "rec"), "--webhook", "http://127.0.0.1:9/hook")
+        hold = ("--mode", "hold", "--record", str(tree.place / "rec"), "--alertmanager", "http://127.0.0.1:9")
         for options in ((*shared, *hold), (*shared, *api)):
             for family in text_string_to_metric_families(_scraped(tree, options)):
                 _add(found.setdefault(f"metrics/{family.name}", {}), family)

@@ -93,7 +93,7 @@ _CONFIGURATIONS = {
     "own.yaml": "--config {files}/own.yaml",
     "own.toml": "--config {files}/own.toml",
     "kubelet": "--kubelet-config {files}/kubelet.yaml",
-    "alerts": "--alertmanager http://127.0.0.1:9093 --webhook http://127.0.0.1:1/hook --expose-metrics",
+    "alerts": "--alertmanager http://127.0.0.1:9093 --expose-metrics",
 }
 _FLAGS = (
     "--eviction-hard=memory.available<200Mi,nodefs.available<10%",

@@ -1,4 +1,4 @@
-"""Receivers on loopback: real ones, Alertmanager and Prometheus as Debian packages them, and a webhook of our own."""
+"""Receivers on loopback: real ones, Alertmanager and Prometheus as Debian packages them, and a stand-in of our own."""
 
 import json
 import shutil
@@ -114,13 +114,12 @@ class Alertmanager:
         return [alert for alert in found if wanted.items() <= alert["labels"].items()]
 
 
-class Webhook(FakeServer):
-    """A webhook receiver, not yet running, at an address that is known."""
+class StandIn(FakeServer):
+    """Takes alerts as an Alertmanager does; not yet running, at an address that is known."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.status = 200
         super().__init__(context)
-        self.hook = f"{self.url}/hook/secret"
         self.refuse()
 
     def answer(self, asked: Asked, reply: Reply) -> None:
@@ -136,18 +135,13 @@ class Webhook(FakeServer):
             self.refuse()
 
     def got(self) -> list[dict[str, Any]]:
-        """Every body so far, in order."""
-        return [one.json() for one in list(self.asked)]
+        """Every alert so far, in order."""
+        return [alert for one in list(self.asked) for alert in one.json()]
 
 
 @contextmanager
-def sender(
-    alertmanagers: list[str] | None = None,
-    webhooks: list[str] | None = None,
-    log: LogLines | None = None,
-    **options: Any,
-) -> Iterator[AlertSender]:
-    made = AlertSender(alertmanagers or [], webhooks or [], log or LogLines(), "node1", **options)
+def sender(*urls: str, log: LogLines | None = None, runbooks: str = "") -> Iterator[AlertSender]:
+    made = AlertSender(urls, log or LogLines(), runbooks)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""Which alerts an incident or the present state gives; URLs; what is sent."""
+"""Which alerts an incident gives; URLs; what is sent."""
 
 import json
 from typing import Any
@@ -8,12 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.errors import ConfigError, MonitorError
-from monitor.race.forecast import Forecast
 from monitor.settings.values import check_url
 from monitor.side.alerts import rules
-from monitor.side.alerts.queue import FIRING, RESOLVED, Change
-from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, alerts_for_state, rfc3339
-from monitor.side.alerts.send import address, alertmanager_body, webhook_body
+from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, rfc3339
+from monitor.side.alerts.send import address, alertmanager_body
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT
 
 VICTIM = DURING_GRACE["oom_victims"][0]
@@ -77,7 +75,7 @@ def test_a_machine_full_of_victims_is_bounded() -> None:
 def test_the_same_trouble_is_the_same_alert() -> None:
     """Another time, process, size: the same labels. Judged again later: also the same occurrence."""
     (alert,) = alerts_for({**EVICTION_WON, "start": "2026-01-31T12:00:00.250Z", "end": "2026-01-31T12:00:03.500Z"}, "n")
-    assert (alert.starts_at, alert.ends_at) == (1769860800.25, 1769860803.5 + HOLD_S)
+    assert alert.starts_at == 1769860800.25
     assert alerts_for({**EVICTION_WON, "start": 1769860800.25, "end": 1769860803.5}, "n") == [alert]
     first = alerts_for(DURING_GRACE, "n")
     other = {**VICTIM, "pid": 1, "comm": "x", "rss_bytes": 2, "oom_score_adj": 3, "policy_rank": 4, "memcg": "/y"}
@@ -119,69 +117,10 @@ def test_a_container_s_directory_is_no_label() -> None:
     assert alerts_for(service, "n")[0].labels["cgroup"] == "/sys/fs/cgroup/system.slice/db.service"
 
 
-@pytest.mark.parametrize("broken", [{"verdict": None}, {"oom_victims": [{}]}, {"start": "soon"}, {"end": 1e300}])
+@pytest.mark.parametrize("broken", [{"verdict": None}, {"oom_victims": [{}]}, {"start": "soon"}, {"start": 1e300}])
 def test_a_malformed_incident_is_one_clear_error(broken: dict[str, Any]) -> None:
     with pytest.raises(MonitorError, match="no alert can be made of incident"):
         alerts_for({**DURING_GRACE, **broken}, "n")
-
-
-def test_alerts_of_the_state() -> None:
-    assert alerts_for_state("n", 1000.0, not_ready="the hot process is starting", not_ready_s=29) == []
-    found = alerts_for_state(
-        "n",
-        1000.0,
-        met=[
-            {"signal": "memory.available", "kind": "hard", "available": 5},
-            {"signal": "pid.available", "kind": "soft"},
-        ],
-        mismatch={"kernel": "a/b", "policy": "c/d", "reason": None},
-        oom_ahead={
-            "node": Forecast(0, 1, 1.0, 12_340_000_000, 9_900_000_000, 15_100_000_000),
-            "kubepods": Forecast(0, 1, 1.0, None, None, None, "growth too uneven"),
-            "y": Forecast(0, 1, 1.0, 60_000_000_000, 50_000_000_000, 70_000_000_000),
-        },
-        lost={"channel": 3, "decode": 0},
-        not_ready="the pods are not known yet",
-        not_ready_s=31.0,
-        braked={
-            "reason": "outgrown",
-            "signal": "memory.available",
-            "held_s": 3.1,
-            "pods_bytes": 7,
-            "takers": ("x", "y"),
-        },
-    )
-    assert [(a.name, a.labels["severity"], a.starts_at, a.ends_at) for a in found] == [
-        (rules.PRESSURE, "warning", 1000, None),
-        (rules.PRESSURE, "info", 1000, None),
-        (rules.EVICTIONS_BRAKED, "critical", 1000, None),
-        (rules.VICTIM_MISMATCH, "warning", 1000, None),
-        (rules.TIME_TO_OOM, "warning", 1000, None),
-        (rules.EVENTS_LOST, "warning", 1000, 1000 + HOLD_S),
-        (rules.NOT_READY, "critical", 969, None),
-    ]
-    assert found[0].annotations == {
-        "summary": "memory.available on n is below its hard eviction threshold",
-        "available": "5",
-    }
-    assert (found[2].labels["reason"], found[2].labels["signal"]) == ("outgrown", "memory.available")
-    assert (found[2].annotations["takers"], found[2].annotations["pods_bytes"]) == ("x; y", "7")
-    assert "held_s" not in found[2].annotations
-    assert found[3].annotations["kernel"] == "a/b"
-    assert found[4].labels["domain"] == "node"
-    assert "12 s from an OOM kill" in found[4].annotations["summary"]
-    assert "(80% of such crossings come after 10 to 15 s)" in found[4].annotations["summary"]
-    interval = {key: found[4].annotations[key] for key in ("seconds", "soonest_s", "latest_s", "interval_holds")}
-    assert interval == {"seconds": "12.3", "soonest_s": "9.9", "latest_s": "15.1", "interval_holds": "0.8"}
-
-
-def test_a_pod_that_is_held_too_long() -> None:
-    held = {"pod": "shop/hog", "reason": "grows", "brake": "limit", "signal": "memory.available", "left_s": 70.0}
-    assert alerts_for_state("n", 1000.0, held=[held | {"held_s": 45.0}]) == []
-    (alert,) = alerts_for_state("n", 1000.0, held=[held | {"held_s": 50.0}])
-    assert (alert.name, alert.labels["namespace"], alert.labels["pod"]) == (rules.POD_HELD_TOO_LONG, "shop", "hog")
-    assert "held for 50 s" in alert.annotations["summary"]
-    assert alert.annotations["left_s"] == "70.0"
 
 
 def test_a_hold_that_the_kubelet_did_not_answer() -> None:
@@ -203,8 +142,6 @@ def test_an_alert_is_its_name_and_labels() -> None:
 def test_a_time_that_is_none_is_refused(moment: float) -> None:
     with pytest.raises(ValueError, match="not a Unix time"):
         Alert("A", {}, {}, moment)
-    with pytest.raises(ValueError, match="not a Unix time"):
-        Alert("A", {}, {}, 0.0, moment)
 
 
 @given(st.floats(0, 253402300799.9))
@@ -218,22 +155,24 @@ def test_rfc3339_keeps_the_moment(seconds: float) -> None:
 
 
 def test_what_alertmanager_is_sent() -> None:
-    alert = Alert("A", {"node": "n"}, {"summary": "s"}, 1.5, 9.0)
-    firing, resolved = json.loads(alertmanager_body([Change(1, FIRING, alert), Change(2, RESOLVED, alert)]))
-    assert firing == {
+    """An alert fires for its time after it is sent, however late that is, and ends after it starts."""
+    alert = Alert("A", {"node": "n"}, {"summary": "s"}, 1.5)
+    (sent,) = json.loads(alertmanager_body([alert], 9.0))
+    assert sent == {
         "labels": {"alertname": "A", "source": "push", "node": "n"},
         "annotations": {"summary": "s"},
         "startsAt": "1970-01-01T00:00:01.500000Z",
+        "endsAt": rfc3339(9.0 + HOLD_S),
     }
-    assert resolved == {**firing, "endsAt": "1970-01-01T00:00:09.000000Z"}
+    (sent,) = json.loads(alertmanager_body([alert], 0.5))
+    assert sent["endsAt"] == rfc3339(1.5 + HOLD_S)
 
 
 def test_any_text_can_be_sent() -> None:
     """A comm is bytes of the process's own choice."""
-    alert = Alert("A", {"pod": "p"}, {"victims": '\udcff\x00\n"\\\u2028'}, 1.0)
-    for body in (alertmanager_body([Change(1, FIRING, alert)]), webhook_body(Change(1, FIRING, alert), "n")):
-        assert body.isascii()
-        assert json.loads(body)
+    body = alertmanager_body([Alert("A", {"pod": "p"}, {"victims": '\udcff\x00\n"\\\u2028'}, 1.0)], 2.0)
+    assert body.isascii()
+    assert json.loads(body)
 
 
 @pytest.mark.parametrize(
@@ -242,8 +181,7 @@ def test_any_text_can_be_sent() -> None:
         ("--alertmanager", "http://a:9093", "http://a:9093"),
         ("--alertmanager", "https://a/prefix/", "https://a/prefix"),
         ("--alertmanager", "http://u:p@[::1]:9093/", "http://u:p@[::1]:9093"),
-        ("--webhook", "https://h/T/B?x=1", "https://h/T/B?x=1"),
-        ("--webhook", "http://h/hook/", "http://h/hook/"),
+        ("--runbook-url", "https://h/T/B?x=1", "https://h/T/B?x=1"),
     ],
 )
 def test_urls(option: str, url: str, used: str) -> None:
@@ -259,9 +197,9 @@ def test_urls(option: str, url: str, used: str) -> None:
         ("--alertmanager", "http://a:99999", "is not a URL"), ("--alertmanager", "http://a:x", "is not a URL"),
         ("--alertmanager", "http://a:0", "port 0"), ("--alertmanager", "http://[::1", "is not a URL"),
         ("--alertmanager", "http://a/api/v2/alerts", "give the base URL"),
-        ("--alertmanager", "http://a?x=1", "give the base URL"), ("--webhook", "http://a/#x", "fragment"),
-        ("--webhook", "http://a/b c", "blank"), ("--webhook", "http://a/\r\nX: y", "blank"),
-        ("--webhook", "http://bücher.example/", "not printable ASCII"),
+        ("--alertmanager", "http://a?x=1", "give the base URL"), ("--runbook-url", "http://a/#x", "fragment"),
+        ("--runbook-url", "http://a/b c", "blank"), ("--runbook-url", "http://a/\r\nX: y", "blank"),
+        ("--runbook-url", "http://bücher.example/", "not printable ASCII"),
     ],
 )  # fmt: skip
 def test_bad_urls(option: str, url: str, expected: str) -> None:
@@ -275,6 +213,6 @@ def test_bad_urls(option: str, url: str, expected: str) -> None:
 
 def test_a_password_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
-        check_url("http://me:s3cret@h:0/", "--webhook")
+        check_url("http://me:s3cret@h:0/", "--runbook-url")
     assert "s3cret" not in str(caught.value)
-    assert (address("https://me:s3cret@h/T0K3N?k=v"), address("http://[::1]/")) == ("h:443", "[::1]:80")
+    assert (address("https://me:s3cret@h/prefix"), address("http://[::1]/")) == ("h:443", "[::1]:80")

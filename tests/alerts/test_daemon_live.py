@@ -24,6 +24,3 @@ def test_a_lost_race_is_an_alert_also_where_the_receiver_was_down(node: LabNode,
             (alert,) = live.until(lambda: alertmanager.alerts("OutraceOOMKill", pod="first"), "the alert")
             assert (alert["labels"]["namespace"], alert["labels"]["domain"]) == ("lab", "node")
             assert alert["annotations"]["summary"]
-            # The pressure itself is an alert that lasts, and is over when memory is back.
-            live.message(daemon, "incident", final=True)
-            live.until(lambda: not alertmanager.alerts("OutracePressure"), "pressure resolved")

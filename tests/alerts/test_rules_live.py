@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
+from monitor.side.alerts.rules import OOM_KILL, Alert
 from monitor.side.export.http import Response, Server, Shared
 from tests.alerts.services import DEPLOY, Alertmanager, answers, binary, fetch, process, sender
-from tests.alerts.test_alertmanager_live import pressure
 from tests.live import until
 from tests.log_lines import ignored
 from tests.ports import reserved
@@ -96,11 +96,11 @@ def test_from_the_counter_to_alertmanager(tmp_path: Path) -> None:
             "OutracePressure",
         }
         # The same by push as well: with the inhibition of the example configuration people hear of it once.
-        with sender([alertmanager.url]) as sending:
-            sending.fire(pressure(time.time()))
-            until(lambda: alertmanager.alerts("OutracePressure", source="push"), "pushed")
+        with sender(alertmanager.url) as sending:
+            sending.fire(Alert(OOM_KILL, {"node": "node1", "pod": "hog"}, {}, time.time()))
+            until(lambda: alertmanager.alerts(OOM_KILL, source="push"), "pushed")
             until(
-                lambda: alertmanager.alerts("OutracePressure", source="rule")[0]["status"]["state"] == "suppressed",
+                lambda: alertmanager.alerts(OOM_KILL, source="rule")[0]["status"]["state"] == "suppressed",
                 "the rule's is inhibited",
             )
         met.labels("memory.available", "hard").set(0)

@@ -151,12 +151,9 @@ OPTIONS = {
         "/r", "/r", (("/no/such/directory/r", "the directory /no/such/directory does not exist"), ("/", "is a dir"))
     ),
     "alertmanager": Row(
-        "http://127.0.0.1:9093", ("http://127.0.0.1:9093",), (("localhost:9093", "begin with http://"),), live=True
-    ),
-    "webhook": Row(
-        ["http://h/a", "http://h/b"],
-        ("http://h/a", "http://h/b"),
-        (("http://localhost:0/", "port 0"), (1, "1 is not a URL")),
+        ["http://h:1", "http://h:2"],
+        ("http://h:1", "http://h:2"),
+        (("localhost:9093", "begin with http://"), ("http://localhost:0/", "port 0"), (1, "1 is not a URL")),
         live=True,
     ),
     "stall": Row(
@@ -229,7 +226,7 @@ def test_a_reload_takes_what_may_change_and_refuses_the_whole_for_the_rest(optio
         write(tmp_path, "own.yaml", yaml.safe_dump(dict(row.beside)))
         assert reread(RunConfig.from_json(config.to_json())).changed == (option.name,)  # and back again
     else:
-        problem = refused(current, yaml.safe_dump({**given, "webhook": "http://h/"}), tmp_path)
+        problem = refused(current, yaml.safe_dump({**given, "alertmanager": "http://h/"}), tmp_path)
         assert problem.startswith(f"cannot change while running: {option.name} (")
         assert f"own.yaml: {option.name})" in problem
         assert problem.endswith("restart outrace for that, or put back what it was")
@@ -264,10 +261,10 @@ def refused(current: RunConfig, text: str, tmp_path: Path) -> str:
 
 
 def test_a_new_line_is_in_the_thresholds_and_flags_still_win(tmp_path: Path) -> None:
-    current = started("", tmp_path, webhook=("http://flag/",))
-    write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 2Gi}\nwebhook: http://file/\n")
+    current = started("", tmp_path, alertmanager=("http://flag/",))
+    write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 2Gi}\nalertmanager: http://file/\n")
     config, changed = reread(current)
-    assert (changed, config.webhooks) == (("eviction-hard",), ("http://flag/",))
+    assert (changed, config.alertmanagers) == (("eviction-hard",), ("http://flag",))
     assert config.thresholds()[0].quantity(8 << 30) == 2 << 30
 
 

@@ -227,16 +227,18 @@ def test_the_kernel_has_the_new_ceilings_before_anybody_is_prepared_and_what_was
     assert decider.config.thresholds == after.thresholds()
 
 
-def test_a_receiver_that_stays_keeps_its_name_and_a_new_one_gets_another() -> None:
-    sender = AlertSender((), ("http://127.0.0.1:1/a", "http://127.0.0.1:1/b"), Log(), "node")
-    first, second = sender.counters
+def test_a_receiver_that_stays_keeps_its_thread() -> None:
+    first, second, third = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
+    sender = AlertSender((first, second), Log())
+    before = dict(sender._receivers)
     try:
-        sender.take_receivers((), ("http://127.0.0.1:1/b", "http://127.0.0.1:1/c"))
-        assert set(sender.counters) == {second, f"{first} #3"}  # no series goes on for another receiver
-        sender.take_receivers((), ("http://127.0.0.1:1/c", "http://127.0.0.1:1/b", "http://127.0.0.1:1/d"))
-        assert len(sender.counters) == 3
+        sender.take_receivers((second, third))
+        assert list(sender.counters) == ["alertmanager 127.0.0.1:2", "alertmanager 127.0.0.1:3"]
+        assert sender._receivers[second] is before[second]
+        before[first].join(60)
+        assert not before[first].is_alive()
     finally:
-        sender.close(5)
+        assert sender.close(60)
 
 
 @pytest.mark.kernel

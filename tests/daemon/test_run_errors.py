@@ -129,7 +129,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
         "EVICTION_HARD": "memory.available<1Gi",
         "EVICTION_MAX_POD_GRACE_PERIOD": "7",
         "KERNEL_MEMCG_NOTIFICATION": "true",
-        "WEBHOOK": "http://a/ http://b/",
+        "ALERTMANAGER": "http://a/ http://b/",
         "NODE_NAME": "of-the-environment",
         "STATE_DIR": "",
     }.items():
@@ -142,7 +142,7 @@ def test_the_environment_stands_between_the_flags_and_the_own_file(
     assert config.eviction_max_pod_grace_period_s == 7
     assert config.eviction_hard == {"memory.available": "1Gi"}
     assert config.origins["eviction_hard"] == "OUTRACE_EVICTION_HARD"
-    assert config.webhooks == ("http://a/", "http://b/")
+    assert config.alertmanagers == ("http://a", "http://b")
     assert config.state_dir == "/var/lib/outrace"  # an empty one is not given
     for name, value, problem in (
         ("POLICY", "kubelet-9", "OUTRACE_POLICY: 'kubelet-9' is not one of"),

@@ -19,7 +19,7 @@ from monitor.side.alerts.rules import STATUS_NOT_TAKEN
 from monitor.side.cluster.cluster import Cluster, Place
 from monitor.side.cluster.reports import AWAY, TAKEN
 from monitor.side.worker import Worker
-from tests.alerts.services import Webhook
+from tests.alerts.services import StandIn
 from tests.daemon.harness import DECISION
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.test_cluster_records import BOTH, _phase, reasons, until
@@ -97,12 +97,12 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     config: ClusterConfig, api: FakeApiServer, files: Worker, tmp_path: Path, in_time: None
 ) -> None:
     """One that is taken is none."""
-    hook = Webhook()
-    settings = RunConfig(state_dir=str(tmp_path / "state"), webhooks=(hook.hook,), node_name="node-1")
+    receiver = StandIn()
+    settings = RunConfig(state_dir=str(tmp_path / "state"), alertmanagers=(receiver.url,), node_name="node-1")
     known = Parts(settings, cgroupfs.detect(), 1 << 30)
     races = known.races()
     cluster = known.cluster(Place(config, "node-1"), files, races.status_not_taken)
-    with hook.running():
+    with receiver.running():
         cluster.start()
         try:
             api.store.create("pods", pod("web"))
@@ -112,12 +112,12 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
             until(lambda: cluster.reports.fates[TAKEN] == 1)
             api.store.create("pods", pod("db"))
             cluster.evicting(evicted(api, "db"), time.monotonic_ns() - int(700e9))  # too long ago for a status
-            until(lambda: len(hook.got()) == 1)
+            until(lambda: len(receiver.got()) == 1)
         finally:
             cluster.close()
             races.close(10.0, 10.0)
-    (alert,) = hook.got()
-    assert (alert["name"], alert["status"]) == (STATUS_NOT_TAKEN, "firing")
+    (alert,) = receiver.got()
+    assert alert["labels"]["alertname"] == STATUS_NOT_TAKEN
     labels = {key: alert["labels"][key] for key in ("node", "namespace", "pod", "outcome", "severity")}
     assert labels == {"node": "node-1", "namespace": "default", "pod": "db", "outcome": AWAY, "severity": "warning"}
     assert alert["annotations"]["summary"].startswith("default/db: the API server took no status")

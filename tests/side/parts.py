@@ -40,7 +40,7 @@ class Parts:
         return MessageHandler(*about, scored, lambda: None, lambda _: None, cluster)
 
     def races(self) -> Races:
-        return Races(self.node, self.figures, self.health, self.holds, self.inbox, self.log, self.send)
+        return Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)
 
     def cluster(self, place: Place, files: Worker, *told: Any) -> Cluster:
         return Cluster(place, self.node, self.disks, self.inbox.report, self.log, files, *told)

@@ -1,1 +1,1 @@
-"""Alerts: which there are, and how they get to Alertmanagers and webhooks."""
+"""The alerts that are pushed: which there are, and how they get to Alertmanagers."""

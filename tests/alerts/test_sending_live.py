@@ -1,0 +1,172 @@
+"""How alerts are sent: an HTTP server on a real socket takes them, or does not."""
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from monitor.side.alerts import send
+from monitor.side.alerts.rules import OOM_KILL, WRONG_VICTIM, Alert, alerts_for
+from monitor.side.alerts.send import AlertSender
+from tests.alerts.services import StandIn, sender
+from tests.kube import faults
+from tests.kube.fake_http import Asked, Reply
+from tests.kube.fake_tls import Authority
+from tests.live import until
+from tests.log_lines import LogLines
+from tests.side.incident_samples import DURING_GRACE
+
+
+def event(n: int, **annotations: str) -> Alert:
+    return Alert(OOM_KILL, {"pod": f"pod-{n}"}, {"summary": "killed", **annotations}, time.time())
+
+
+def counts(sending: AlertSender) -> dict[str, int]:
+    (found,) = sending.counters.values()
+    return found
+
+
+@pytest.fixture
+def server() -> Iterator[StandIn]:
+    made = StandIn()
+    with made.running():
+        yield made
+
+
+def test_a_link_to_the_page_about_an_alert(server: StandIn) -> None:
+    with sender(server.url, runbooks="https://wiki.example/runbooks") as sending:
+        for alert in alerts_for(DURING_GRACE, "node1"):
+            sending.fire(alert)
+        until(lambda: len(server.got()) == 2, "two alerts")
+    links = {one["labels"]["alertname"]: one["annotations"]["runbook_url"] for one in server.got()}
+    assert links == {name: f"https://wiki.example/runbooks/{name}.md" for name in (OOM_KILL, WRONG_VICTIM)}
+    assert {one.path for one in server.asked} == {"/api/v2/alerts"}
+
+
+def test_what_is_judged_anew_is_sent_again_with_what_is_known_then(server: StandIn) -> None:
+    with sender(server.url) as sending:
+        first = event(0)
+        sending.fire(first)
+        until(lambda: counts(sending)["sent"] == 1, "at once")
+        for n in range(50):
+            sending.fire(replace(first, annotations={"summary": f"{n} killed"}))
+        until(lambda: server.got()[-1]["annotations"]["summary"] == "49 killed", "the last one")
+    assert len(server.asked) <= 3  # not one for each
+    assert {one["startsAt"] for one in server.got()} == {server.got()[0]["startsAt"]}
+
+
+def test_the_last_of_each_alert_after_it_was_down() -> None:
+    server = StandIn()
+    with sender(server.url) as sending:
+        for version in ("a", "b"):
+            for n in range(100):
+                sending.fire(event(n, version=version))
+        until(lambda: counts(sending)["failed"] >= 3, "it was tried several times")
+        assert counts(sending)["waiting"] == 100
+        with server.running():
+            until(lambda: counts(sending)["sent"] == 100, "all arrive")
+        assert counts(sending)["dropped"] == counts(sending)["waiting"] == 0
+    assert [one["labels"]["pod"] for one in server.got()] == [f"pod-{n}" for n in range(100)]
+    assert {one["annotations"]["version"] for one in server.got()} == {"b"}
+
+
+def test_what_waits_is_bounded_and_pods_push_out_nothing_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user makes any number of units, each with alerts of its own name."""
+    monkeypatch.setattr(send, "MAX_WAITING", 10)
+    receiver = send.Receiver("http://127.0.0.1:9", LogLines())  # not started
+    receiver.fire(Alert(OOM_KILL, {"domain": "node"}))
+    for n in range(25):
+        receiver.fire(event(n))
+    assert receiver.counts() == {"sent": 0, "failed": 0, "dropped": 16, "waiting": 10}
+    waiting = [one.labels.get("pod") for one in receiver._waiting.values()]
+    assert waiting == [None, *(f"pod-{n}" for n in range(16, 25))]
+
+
+def test_a_receiver_that_errs_is_tried_again() -> None:
+    server = StandIn()
+    log = LogLines()
+    with sender(server.url.replace("//", "//me:secret@"), log=log) as sending:
+        sending.fire(event(0))
+        for status, expected in ((500, "HTTP 500"), (404, "HTTP 404"), (302, "redirects are not followed")):
+            with server.running(status):
+                until(
+                    lambda expected=expected: any(
+                        expected in f["problem"] for f in log.matching("cannot be delivered")
+                    ),
+                    expected,
+                )
+        assert {one.path for one in server.asked} == {"/api/v2/alerts"}  # never /elsewhere
+        with server.running():
+            until(lambda: counts(sending)["sent"] == 1, "taken at last")
+    assert log.matching("delivered again")
+    assert "secret" not in str(log.lines)
+
+
+def test_what_is_refused_does_not_block_the_rest() -> None:
+    server = StandIn()
+    log = LogLines()
+    with sender(server.url, log=log) as sending:
+        with server.running(422):
+            sending.fire(event(0))
+            until(lambda: counts(sending)["dropped"] == 1, "given up")
+        with server.running():
+            sending.fire(event(1))
+            until(lambda: counts(sending)["sent"] == 1, "the next one is taken")
+    assert log.matching("refused")[0]["problem"] == "HTTP 422"
+
+
+def test_a_silent_receiver_delays_nobody(server: StandIn) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        dead = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        sending = AlertSender([dead, server.url], LogLines())
+        for n in range(50):
+            sending.fire(event(n))
+        until(lambda: len(server.got()) >= 50, "the live one has them all")
+        (waiting,) = [found["waiting"] for name, found in sending.counters.items() if str(server.port) not in name]
+        assert waiting == 50
+        assert not sending.close(0.2)  # it is not waited for
+
+
+def test_an_answer_that_never_ends_is_cut(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then keeps every single read in time, so the whole post has a limit too."""
+    monkeypatch.setattr(send, "TOTAL_TIMEOUT_S", 0.3)
+
+    def drip(_: Asked, reply: Reply) -> None:
+        while not reply.wait(0.02):
+            reply.raw(b"a")
+
+    server.fail(drip)
+    with pytest.raises(send.PostError):
+        send.post(server.url, b"{}")
+
+
+def test_a_huge_answer_is_not_read(server: StandIn) -> None:
+    server.fail(faults.garbage(b"x" * (64 << 20)))
+    status, text = send.post(server.url, b"{}")
+    assert (status, len(text)) == (200, send.MAX_ANSWER)
+
+
+def test_login_in_the_url_becomes_basic_authentication(server: StandIn) -> None:
+    assert send.post(f"http://me:s%20cret@127.0.0.1:{server.port}/a", b"{}")[0] == 200
+    (asked,) = server.asked
+    assert (asked.method, asked.path) == ("POST", "/a")
+    expected = {
+        "Authorization": "Basic bWU6cyBjcmV0",
+        "Host": f"127.0.0.1:{server.port}",
+        "Content-Type": "application/json",
+    }
+    assert expected.items() <= asked.headers.items()
+
+
+def test_https_with_an_unknown_certificate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    server = StandIn(authority.issue("localhost").server_context())
+    url = f"https://localhost:{server.port}/"
+    with server.running():
+        with pytest.raises(send.PostError, match=r"(?i)certificate"):
+            send.post(url, b"{}")
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+        assert send.post(url, b"{}")[0] == 200
