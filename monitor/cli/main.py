@@ -63,7 +63,7 @@ GONE = {
         for name in ("alerts", "giveback", "neighbour", "pods", "soak", "storm", "sweep")
     },
     "outrace bench scenarios --list": "`--only` with any name: the error has all of them",
-    "outrace bench forecast": "the metric outrace_forecasts_judged_total",
+    "outrace bench forecast": "`predict_linear` on the metrics, as deploy/prometheus/outrace.rules.yml has it",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace unload --strays": "`outrace unload --state-dir DIR`, as `outrace doctor` has it; a start removes them too",
     "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of incidents.db",

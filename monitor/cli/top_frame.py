@@ -95,7 +95,6 @@ class Node:
                 for one in self.thresholds
                 if one.signal in signals  # else it is not observed, so never met
             ],
-            "forecasts": reported.get("forecasts", []),
             "braked": reported.get("braked"),
             "held": reported.get("held", []),
             "pods": _ordered(pods, self._era),
@@ -222,8 +221,7 @@ def script_figures(node: Reading) -> dict[str, int | None]:
     }
 
 
-#: Growth is over this long: the daemon's own rate (`monitor.race.forecast`) is of the last seconds too, and shorter
-#: spans show every batch of 64 pages as a burst.
+#: Growth is over this long: shorter spans show every batch of 64 pages as a burst.
 SPAN_S = 10.0
 #: Two looks closer than this say nothing about a rate.
 _LEAST_S = 0.5

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, table_lines, text_of, width_of
 from monitor.cli.top_frame import FILES, Frame
-from monitor.policy.signals import DOMAIN_OF
+from monitor.policy.signals import ALLOCATABLE_MEMORY, DOMAIN_OF, MEMORY
 from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 from monitor.race.units import span
 
@@ -102,7 +102,8 @@ def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[_Block
     # Those that are met, and then the nearest, stay longest.
     near = sorted(found, key=lambda mark: mark.threshold["distance"])
     for mark in found:
-        yield 1 + min(3, near.index(mark)), [threshold_line(mark, frame["forecasts"])]
+        domain = frame[DOMAIN_OF[mark.threshold["signal"]]] or {}
+        yield 1 + min(3, near.index(mark)), [threshold_line(mark, domain.get("growth_bytes_per_s"))]
     daemon = frame["daemon"] or {}
     texts = [] if daemon or frame["source"] == FILES else [frame["source"]]
     texts += [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
@@ -249,8 +250,8 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LABEL = 9
 #: Narrower, a bar shows nothing.
 _NARROW = 10
-#: A percentage of a capacity that has just changed is a little off.
-_SAME = 1 << 20
+#: A threshold that is further away than this, in seconds, says nothing about when it is met.
+_SOON_S = 3600
 
 
 class Mark(NamedTuple):
@@ -329,29 +330,16 @@ def legend(frame: Frame, width: int) -> list[list[Span]]:
     return [entries] if width_of(entries) - 2 <= width else [entries[:6], entries[6:]]
 
 
-def threshold_line(mark: Mark, forecasts: Sequence[Frame]) -> list[Span]:
-    """A threshold: its mark, what is left, and when it is reached, with the interval of the forecast."""
+def threshold_line(mark: Mark, growth: float | None) -> list[Span]:
+    """A threshold: its mark, what is left, and when it is reached at this ``growth`` (bytes/s of the working set)."""
     one = mark.threshold
     what = f"{one['signal']}<{one['value']} {one['kind']}" + (" (a kubelet's)" if one["compared"] else "")
     left = f"met, {format_bytes(-one['distance'])} short" if one["met"] else f"{format_bytes(one['distance'])} left"
-    when = "" if one["met"] else _when(mark, forecasts)
+    when = ""
+    if growth and 0 <= one["distance"] < growth * _SOON_S and one["signal"] in (MEMORY, ALLOCATABLE_MEMORY):
+        when = f", {span(one['distance'] / growth * 1e9)} at this growth"
     style = "bad" if one["met"] and not one["compared"] else ""
     return line(Span(f"{mark.letter} ", _style(mark)), f"{what}: ", Span(left, style), when)
-
-
-def _when(mark: Mark, forecasts: Sequence[Frame]) -> str:
-    """The daemon's forecast of this threshold; "" where it made none: it makes one of the nearest of a domain."""
-    signal = mark.threshold["signal"]
-    for one in forecasts:
-        if one["of"] != "threshold" or one["domain"] != DOMAIN_OF[signal] or one.get("signal") not in (None, signal):
-            continue
-        if abs(one["level_bytes"] - mark.at) > _SAME:
-            continue
-        if one["seconds"] is None:
-            return f", no forecast: {one['no']}"
-        soonest, seconds, latest = (span(one[key] * 1e9) for key in ("soonest_s", "seconds", "latest_s"))
-        return f", {seconds} ({one['interval_holds']:.0%}: {soonest}-{latest})"
-    return ""
 
 
 def _style(mark: Mark) -> str:

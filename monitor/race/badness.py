@@ -6,7 +6,7 @@ truncated first. A process at -1000 is never taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from monitor.policy.ranking import Candidate
@@ -66,25 +66,3 @@ def evictable(order: Iterable[Candidate]) -> list[Candidate]:
 def policy_rank(order: Iterable[Candidate], pod: str | None) -> int | None:
     """The place of a pod (uid) among those that may be evicted, from 1; None: it is not among them."""
     return next((i for i, c in enumerate(evictable(order), 1) if c.uid == pod), None)
-
-
-def mismatch(victim: Victim | None, order: Sequence[Candidate]) -> dict[str, str] | None:
-    """How the choices of ``kernel`` and ``policy`` differ, and the ``reason``; None: they do not, or one has none."""
-    first = next(iter(evictable(order)), None)
-    if victim is None or first is None or victim.process.pod == first.uid:
-        return None
-    p = victim.process
-    rank = policy_rank(order, p.pod)
-    wanted = f"{first.namespace}/{first.name}"
-    victim_is = f"{p.pod_name or 'a process outside every pod'} ({p.comm}, pid {p.pid})"
-    if p.pod is None:
-        why = "the policy knows pods only"
-    elif rank is None:
-        why = "the policy never evicts it" if any(c.uid == p.pod for c in order) else "the policy does not know it"
-    else:
-        why = f"it is number {rank} of the policy's order"
-    reason = (
-        f"the kernel would kill {victim_is}: {p.rss >> 20} MiB with oom_score_adj {p.oom_score_adj}; "
-        f"the policy would evict {wanted} first, and {why}"
-    )
-    return {"kernel": p.pod_name or p.pod or p.comm, "policy": wanted, "reason": reason}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from monitor.policy.ranking import Candidate
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, working_set
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, used, working_set
 from monitor.race import events as ev
 from monitor.race.episode import Episode
 from monitor.race.evictions import RecordedEviction, by_kubelet, met_before, recorded_evictions
-from monitor.race.forecast import slope, used_by
 
 #: The signal of memory of each domain that has one.
 SIGNAL_OF = {ev.NODE: MEMORY, ev.KUBEPODS: ALLOCATABLE_MEMORY}
@@ -29,6 +29,8 @@ def one_kill(mark: ev.Mark, later: ev.Mark) -> bool:
     return later.invoker_tid == mark.invoker_tid and later.ts_ns - mark.ts_ns <= near
 
 
+#: Most points that are compared pair by pair: 32 make 496 slopes, a tenth of a millisecond.
+_MOST_POINTS = 32
 #: A threshold that is clear for less than this and then crossed again was never really clear.
 BRIEF_NS = 5_000_000_000
 
@@ -213,6 +215,18 @@ def growth(usage: Sequence[tuple[int, int]], at_ns: int, window_ns: int = 1_000_
     return found if found is not None and found > 0 else None
 
 
+def slope(points: Sequence[tuple[int, int]]) -> float | None:
+    """Bytes/s: the median of the slopes between all pairs of points (Theil-Sen), which a single jump does not move; of
+    many points, evenly chosen ones. None for fewer than two moments.
+    """
+    if len(points) > _MOST_POINTS:
+        step = (len(points) - 1) / (_MOST_POINTS - 1)
+        points = [points[round(i * step)] for i in range(_MOST_POINTS)]
+    found = sorted([(y2 - y1) * 1e9 / (t2 - t1) for (t1, y1), (t2, y2) in combinations(points, 2) if t2 != t1])
+    middle = len(found) // 2
+    return found[~middle] + (found[middle] - found[~middle]) * 0.5 if found else None
+
+
 def _threshold(episode: Episode, crossing: ev.Crossing | None) -> ev.Watched | None:
     """The threshold the episode is about: the one crossed, else the hard one of the domain, else its first."""
     mine = [w for w in episode.watched if w.domain == episode.domain and not w.compared]
@@ -274,3 +288,8 @@ def last_sample(episode: Episode, domain: str, at_ns: int) -> ev.Sample | None:
 def available_of(sample: ev.Sample, threshold: ev.Watched) -> int:
     """What is available by the threshold's signal in a sample of its domain."""
     return threshold.capacity - used_by(threshold.signal, sample)
+
+
+def used_by(signal: str, sample: ev.Sample) -> int:
+    """Bytes that a memory signal takes for used."""
+    return used(signal, sample.usage, sample.inactive_file, sample.active_file)

@@ -14,8 +14,7 @@ from monitor.policy.signals import working_set
 from monitor.race.codec import Record, RecordError
 from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Decided, Gone, Mark, PodHeld, Ranked, Sample
-from monitor.race.facts import SIGNAL_OF, Facts, domain_of
-from monitor.race.forecast import used_by
+from monitor.race.facts import SIGNAL_OF, Facts, domain_of, used_by
 
 #: What a curve counts, where it is not what a signal takes for used.
 WORKING_SET, USAGE = "working_set", "usage"

@@ -114,7 +114,6 @@ class Summary:
         ours = {
             "braked": node.braked,
             "held": node.shown_holds(),
-            "forecasts": [] if races is None else races.forecaster.report(),
             "stalls": {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()},
             "status": self._status(),
         }

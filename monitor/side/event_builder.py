@@ -22,7 +22,6 @@ from monitor.race import episode
 from monitor.race import events as ev
 from monitor.race.episode import Episode, State
 from monitor.race.events import NODE, Lost, Sample, Watched
-from monitor.race.forecast import SEEN_NS, SPACING_NS
 from monitor.race.joining import PRESSURE, STALL
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
@@ -53,9 +52,6 @@ _DROPPED = {
     "oom_reclaim": "reclaim",
     "flight": "sample",
 }
-#: How long samples are kept for forecasts, and most of them: 660 cgroups that all change. (By their number alone those
-#: of 500 pods were 5 MB, of 6 minutes.)
-_KEPT_NS, _SAMPLES = SEEN_NS, 20_000
 
 
 @dataclass
@@ -66,21 +62,11 @@ class Sampler:
     figures: Figures
     names: CgroupNames
     feed: Callable[[Sample], None]
-    samples: list[Sample] = field(default_factory=list)  # the latest, for forecasts: only what was exact
     _sampled_ns: int = 0
-    _exact: bool = False  # what is read now is of this moment
-    _was_armed: bool = False
-    _kept_ns: dict[str, int] = field(default_factory=dict)  # domain -> its last sample in ``samples``
     _still: dict[int, tuple[Reading, int]] = field(default_factory=dict)  # cgroup id -> its last sample, when that was
 
     def sample(self, now_ns: int) -> None:
         self._sampled_ns = now_ns
-        since_ns = now_ns - _KEPT_NS
-        fresh = (i for i, one in enumerate(self.samples) if one.ts_ns >= since_ns)  # the hot process's may come late
-        del self.samples[: next(fresh, len(self.samples))]
-        self._kept_ns = {domain: ts for domain, ts in self._kept_ns.items() if ts >= since_ns}
-        # Detached, the counters are those of the last sweep; attached anew, they are exact from the next sample on.
-        self._exact, self._was_armed = self._was_armed and self._armed, self._armed
         table = self.figures.table
         before, self._still = self._still, {}
         for at in self.names.ids():
@@ -96,12 +82,8 @@ class Sampler:
             self._still[at] = (reading, now_ns)
             self.take(now_ns, named, reading.usage, reading.inactive_file, reading.active_file)
 
-    @property
-    def _armed(self) -> bool:
-        return bool(self.figures.stats.get("armed"))
-
     def due_ns(self) -> int:
-        return self._sampled_ns + (SAMPLE_NEAR_NS if self._armed else SAMPLE_FAR_NS)
+        return self._sampled_ns + (SAMPLE_NEAR_NS if self.figures.stats.get("armed") else SAMPLE_FAR_NS)
 
     def _from_files(self, named: NamedCgroup) -> Reading | None:
         """A cgroup's memory where there is no BPF table; None if it is gone."""
@@ -115,14 +97,7 @@ class Sampler:
         if named.kind == "container":
             return  # its pod's sample covers it
         domain = named.kind if named.kind in ("node", "kubepods") else named.path
-        sample = Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active)
-        # Forecasts do not need a sample of every MiB, nor late ones.
-        if self._exact and ts_ns >= self._kept_ns.get(domain, 0) + SPACING_NS:
-            self._kept_ns[domain] = ts_ns
-            self.samples.append(sample)
-            if len(self.samples) > _SAMPLES:
-                del self.samples[: _SAMPLES // 2]
-        self.feed(sample)
+        self.feed(Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active))
 
 
 @dataclass
@@ -193,8 +168,8 @@ class EventBuilder:
     """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
     when a process was killed (the episode may last, but an alert cannot wait), and when they are over.
 
-    ``on_event``: everything that went in, in order. ``has_log``: the kernel's log is read. ``recorder`` records what
-    goes in, and the reducer's state where it wants that.
+    ``has_log``: the kernel's log is read. ``recorder`` records what goes in, and the reducer's state where it wants
+    that.
     """
 
     node: NodeState
@@ -202,7 +177,6 @@ class EventBuilder:
     holds: Holds
     log: Log
     on_episode: Callable[[Episode, bool], None]
-    on_event: Callable[[ev.Event], None]
     has_log: bool
     recorder: Recorder | None = None
     now: Callable[[], int] = time.monotonic_ns
@@ -270,23 +244,18 @@ class EventBuilder:
         """Also just after: a pod that obeys a kubelet's SIGTERM frees its memory before its sandbox is killed."""
         return bool(self._crossed) or any(o.key == PRESSURE for o in self._state.open)
 
-    def facts(self) -> tuple[list[ev.Sample], list[ev.Watched]]:
-        """The samples that forecasts are made from and the thresholds in force. From any thread."""
-        return list(self._sampler.samples), list(self._watched.values())
-
     def end(self) -> None:
         self.feed(ev.End(self.now()))
 
-    def turn(self) -> bool:
-        """Do what is due: sample the counters, feed the time. True if there are new samples."""
+    def turn(self) -> None:
+        """Do what is due: sample the counters, feed the time."""
         now = self.now()
         self._clock.look(now)
         if now < self._caught_up_ns:
             if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
                 self._judge_ongoing()
-            return False
-        sampled = now >= self._sampler.due_ns()
-        if sampled:
+            return
+        if now >= self._sampler.due_ns():
             self.update_pods()
             self._sampler.sample(now)
         for lost in self._losses.poll(now):
@@ -298,7 +267,6 @@ class EventBuilder:
             self.feed(ev.Tick(now))
         if self._urgent_ns is not None and now >= self._urgent_ns:
             self._judge_ongoing()
-        return sampled
 
     def _judge_ongoing(self) -> None:
         self._urgent_ns = None
@@ -309,8 +277,6 @@ class EventBuilder:
     def feed(self, event: ev.Event) -> None:
         if self.recorder is not None:  # before the reducer gets it: the recording has an event that it fails on
             self.recorder.event(event)
-        if not isinstance(event, ev.Tick):
-            self.on_event(event)
         if isinstance(event, ev.Mark | ev.Gone | ev.Stalled) and self._urgent_ns is None:
             self._urgent_ns = self.now() + URGENT_NS
         self._state, done = episode.feed(self._state, event)

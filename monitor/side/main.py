@@ -290,7 +290,7 @@ class Side:
 
         self.races = Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)
         self.reloader.takers.append(self.races.take_config)
-        self.races.start()
+        self.races.stalls.start()
 
     def _open_cluster(self) -> None:
         """Report to the cluster that the pods come from, if any; its client, some MB, is imported only then. Taints

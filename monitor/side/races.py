@@ -1,4 +1,4 @@
-"""Everything the helper does about races: the event builder, the judge, the forecasts, the alerts, the kernel's log.
+"""Everything the helper does about races: the event builder, the judge, stalls, the alerts, the kernel's log.
 
 One object with a descriptor and a deadline for the helper's main loop; what can block lives in threads behind it.
 """
@@ -23,17 +23,18 @@ from monitor.link.messages import (
     SideMessage,
     Stored,
 )
-from monitor.race.events import Crossing, Event, Refused, Stalled
+from monitor.race.badness import evictable
+from monitor.race.events import Refused, Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
-from monitor.side.forecasts import Forecaster
 from monitor.side.holds import Holds
 from monitor.side.judge import Judge
 from monitor.side.node_state import Figures, Inbox, NodeState, OtherEviction
 from monitor.side.stalls import Stalls
+from monitor.side.victims import eviction_order
 
 if TYPE_CHECKING:
     from monitor.side.cluster.record import Record as Reported
@@ -60,9 +61,8 @@ class Races:
         except MonitorError as error:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
-        calls = self.judge.submit, self._on_event, self._kmsg is not None, self.recorder
+        calls = self.judge.submit, self._kmsg is not None, self.recorder
         self.event_builder = EventBuilder(self.node, self.figures, self.holds, log, *calls)
-        self.forecaster = Forecaster(self.node, self.figures, log, self.event_builder.facts)
         self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order)
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
 
@@ -75,16 +75,12 @@ class Races:
 
     def _order(self) -> list[str]:
         """Uids of the pods that may be evicted, by the figures of this moment."""
-        return [one.uid for one in self.forecaster.order(self.figures.is_counted()) if not one.critical]
+        return [one.uid for one in evictable(eviction_order(self.node, self.figures, self.figures.is_counted()))]
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
         self.judge.config = config
         self.alerts.take_receivers(config.alertmanagers)
-
-    def start(self) -> None:
-        self.forecaster.start()
-        self.stalls.start()
 
     def fileno(self) -> int | None:
         """The kernel's log; None where it cannot be read."""
@@ -119,8 +115,7 @@ class Races:
             self.recorder.turn()
         while self.inbox.qsize():
             self._on_eviction(self.inbox.get_nowait())
-        if self.event_builder.turn():
-            self.forecaster.wake()
+        self.event_builder.turn()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:
             received = self._received
             if self.send(Stored(received)):
@@ -143,10 +138,6 @@ class Races:
             self.recorder.close(timeout_s)
         self.judge.close(incidents_s)
         self.alerts.close(timeout_s)
-
-    def _on_event(self, event: Event) -> None:
-        if isinstance(event, Crossing):
-            self.forecaster.crossed(event)
 
     def on_incident(self, incident: dict[str, Any]) -> None:
         for alert in alerts_for(incident, self._node_name):

@@ -28,11 +28,9 @@ from monitor.race.events import (
     Ranked,
     Seen,
 )
-from monitor.race.forecast import DomainForecast, Forecast
 from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
 from monitor.side.event_builder import EventBuilder
-from monitor.side.forecasts import Forecaster
 from monitor.side.holds import FOR_MEMORY
 from tests.daemon import harness
 from tests.race.builders import pod as candidate
@@ -79,8 +77,9 @@ class Heard:
         figures: Any = SimpleNamespace(stats=SimpleNamespace(get=lambda _: 0), table=None, counted=dict)
         holds: Any = SimpleNamespace(evicted=lambda *what: self.passed_on.append(what))
         log: Any = SimpleNamespace(info=lambda *_, **__: None)
-        about = holds, log, lambda e, final: self.episodes.append((e, final)), self.events.append
-        self.event_builder = EventBuilder(view, figures, *about, False, now=now)
+        recorder: Any = SimpleNamespace(event=self.events.append, state_wanted=False)
+        about = holds, log, lambda e, final: self.episodes.append((e, final)), False, recorder
+        self.event_builder = EventBuilder(view, figures, *about, now=now)
 
     def of(self, kind: type[Event]) -> list[Any]:
         return [e for e in self.events if isinstance(e, kind)]
@@ -192,7 +191,7 @@ def test_no_time_is_reported_while_late_records_come(node: Path) -> None:
     heard = Heard(node, now=lambda: clock[0])
     heard.event_builder.handle(crossed(clock[0] - 5 * S))
     heard.event_builder.handle(Clear(clock[0] - 5 * S, "node", "memory.available", True, 100 * MIB))
-    assert heard.event_builder.turn() is False
+    heard.event_builder.turn()
     assert heard.episodes == [], "though by now it has been quiet for five seconds"
     assert heard.event_builder.due_s() == pytest.approx(module.CATCH_UP_NS / 1e9)
     for _ in range(2):
@@ -208,7 +207,7 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) ->
     waited = 0
     while not heard.episodes:
         heard.event_builder.handle(marked(system, system, ts_ns=clock[0] - S, victim_pid=(1 << 22) + waited))
-        assert heard.event_builder.turn() is False
+        heard.event_builder.turn()
         if heard.episodes:
             break
         step = round(heard.event_builder.due_s() * 1e9)
@@ -218,51 +217,6 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) ->
         assert waited < 100
     assert clock[0] - 1000 * S == module.URGENT_NS + module.PATIENCE_NS
     assert [final for _, final in heard.episodes] == [False]
-
-
-@pytest.fixture
-def forecaster() -> Forecaster:
-    view: Any = SimpleNamespace(stats={"armed": 1})
-    return Forecaster(view, view, view, lambda: ((), ()))
-
-
-def ahead(seconds: float | None, latest: float | None) -> DomainForecast:
-    one = Forecast(0, 0, 1.0, *(None if t is None else round(t * S) for t in (seconds, seconds, latest)))
-    return DomainForecast("node", None, None, one)
-
-
-def test_an_alert_waits_until_growth_or_the_difference_of_victims_has_lasted(forecaster: Forecaster) -> None:
-    for now, latest, mismatch, soon, victim in (
-        (0, 50.0, "a", {}, None),
-        (9, 50.0, "a", {}, None),
-        (10, 50.0, "a", {"node": 20.0}, None),
-        (11, 70.0, "a", {}, None),  # the late end of the interval is beyond a minute
-        (12, 50.0, "a", {}, None),
-        (22, 50.0, "b", {"node": 20.0}, None),
-        (23, None, "b", {}, None),
-        (60, None, "b", {}, "b"),
-        (61, None, None, {}, None),
-    ):
-        forecaster.forecasts = {"node": ahead(20.0, latest)}
-        forecaster.mismatch = {"kernel": mismatch} if mismatch else None
-        forecaster._note_alarms(now * S)
-        found, alarm = forecaster.alarms(now * S)
-        assert {name: (made.in_ns or 0) / S for name, made in found.items()} == soon
-        assert (alarm["kernel"] if alarm else None) == victim
-
-
-def test_what_was_forecast_before_memory_was_far_from_every_threshold_is_no_alert(forecaster: Forecaster) -> None:
-    """It grew for 2 s, and nothing was sampled since."""
-    forecaster.forecasts, forecaster.mismatch = {"node": ahead(20.0, 50.0)}, {"kernel": "a"}
-    forecaster._note_alarms(0)
-    assert forecaster.outlook("oom") == {}  # no domain is watched
-    forecaster.facts = lambda: ((), [SimpleNamespace(domain="node")])
-    assert set(forecaster.outlook("oom")) == {"node"}
-    forecaster.figures.stats["armed"] = 0
-    assert forecaster.alarms(60 * S) == ({}, None)
-    assert (forecaster.outlook("oom"), forecaster.report(), forecaster.pods()) == ({}, [], {})
-    forecaster.figures.stats["armed"] = 1
-    assert set(forecaster.alarms(60 * S)[0]) == {"node"}
 
 
 # Held pods, and what a cluster reports meanwhile.

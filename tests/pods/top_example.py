@@ -38,9 +38,6 @@ def example() -> dict[str, Any]:
         threshold(MEMORY, 500 * MI, available, "soft"),
         threshold(ALLOCATABLE, 100 * MI, left),
     ]
-    forecast = {"domain": "node", "of": "threshold", "signal": MEMORY, "level_bytes": 16 * GI - 500 * MI, "no": None}
-    times = {"seconds": 31.4, "soonest_s": 24.0, "latest_s": 44.0, "interval_holds": 0.8, "bytes_per_s": 128.4 * MI}
-    made["forecasts"] = [{**forecast, **times}]
     made["kernel_victim"] = victim("python3", job["uid"], pid=20417, rss=5200 * MI, oom_score_adj=969)
     made["kernel_victim"]["pod"] = "batch/reindex-x7k2p"
     return made

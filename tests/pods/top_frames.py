@@ -71,7 +71,6 @@ def frame(pods: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
         "signals": {MEMORY: {"available": available, "capacity": 8 * GI}},
         "kubepods": None,
         "thresholds": [threshold(MEMORY, 100 * MI, available)],
-        "forecasts": [],
         "braked": None,
         "held": [],
         "pods": list(pods),

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.race.badness import Process, badness, likely_victim, mismatch
-from tests.race.builders import MI, PODS
+from monitor.race.badness import Process, badness, likely_victim
+from tests.race.builders import MI
 
 GIB_PAGES = 262_144
 
@@ -49,22 +48,6 @@ def test_only_what_is_below_the_limit_is_chosen() -> None:
     crowd = [process(1, 300), process(2, 200, name="cart"), process(3, name="cart")]
     found = likely_victim(crowd, GIB_PAGES, memcg="/kubepods/cart")
     assert found.process.pid == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("db", "it is number 3 of the policy's order"),
-        ("agent", "the policy never evicts it"),
-        ("stranger", "the policy does not know it"),
-        (None, "the policy knows pods only"),
-    ],
-)
-def test_a_mismatch_has_a_reason(name: str | None, why: str) -> None:
-    found = mismatch(likely_victim([process(1, 300, 999, name), process(2)], GIB_PAGES), PODS)
-    assert found["policy"] == "shop/hog"
-    assert "300 MiB with oom_score_adj 999" in found["reason"]
-    assert found["reason"].endswith(why)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.integers(-1000, 1000)), max_size=20), st.integers(1, 10**7))

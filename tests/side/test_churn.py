@@ -21,7 +21,7 @@ from monitor.pods.model import Change, Within
 from monitor.settings.config import RunConfig
 from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
-from monitor.side.event_builder import EventBuilder, Sampler
+from monitor.side.event_builder import EventBuilder
 from monitor.side.pod_watch import PodSync
 from monitor.side.races import Races
 from tests.filesystems import nested
@@ -76,7 +76,7 @@ class Node:
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
         self.pods = PodSync(self.node, watch, self.ours, self.scores, self.log, lambda: None)
-        self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, ignored, id, False)
+        self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, ignored, False)
 
     def make_cgroup(self, path: Path) -> None:
         path.mkdir(parents=True)
@@ -240,42 +240,3 @@ def test_the_end_of_a_pod_that_a_thread_reports_is_an_event() -> None:
     for about in (gone := Gone(1, "u", "shop/a"), texts := ("u", "shop/a", "The node was low on memory.")):
         Races._on_eviction(races, about)
     assert (fed, evicted) == ([gone], [texts])
-
-
-def sampled(directory: Path) -> tuple[Sampler, dict[str, int], list[Any]]:
-    """A sampler of a node without pods, the daemon's counters, and what was fed."""
-    stats: dict[str, int] = {"armed": 1}
-    figures: Any = SimpleNamespace(table=Figures(cgroup_id(directory)), stats=stats)
-    names = CgroupNames(hierarchy := Hierarchy(1, directory), directory)
-    names.update({}, None)
-    fed: list[Any] = []
-    return Sampler(hierarchy, figures, names, fed.append), stats, fed
-
-
-def test_samples_are_kept_as_long_as_a_forecast_looks_back(tmp_path: Path) -> None:
-    sampler, _, fed = sampled(tmp_path)
-    for second in range(100, 400):
-        sampler.sample(second * S)
-    assert len(fed) == 300
-    assert [one.ts_ns for one in sampler.samples] == [second * S for second in range(369, 400)]
-
-
-def test_no_forecast_is_made_from_counters_that_stand_still(tmp_path: Path) -> None:
-    """Detached, they are those of the last sweep; attached anew, they are exact from the second look on."""
-    sampler, stats, fed = sampled(tmp_path)
-    for second, armed in ((100, 0), (110, 0), (111, 1), (112, 1), (113, 1), (114, 0), (124, 0)):
-        stats["armed"] = armed
-        sampler.sample(second * S)
-    assert [one.ts_ns // S for one in fed] == [100, 110, 111, 112, 113, 114, 124]
-    assert [one.ts_ns // S for one in sampler.samples] == [112, 113]
-
-
-def test_forecasts_need_no_step_of_every_mebibyte_and_none_that_comes_late(tmp_path: Path) -> None:
-    sampler, _, fed = sampled(tmp_path)
-    sampler.sample(100 * S)
-    sampler.sample(101 * S)
-    node = sampler.names.of_cgroup(cgroup_id(tmp_path))
-    for ms in (100_500, 101_050, 101_100, 101_150, 101_199, 101_200):
-        sampler.take(ms * S // 1000, node, 1, 0, 0)
-    assert len(fed) == 8
-    assert [one.ts_ns * 1000 // S for one in sampler.samples] == [101_000, 101_100, 101_200]

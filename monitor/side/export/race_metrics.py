@@ -1,9 +1,8 @@
-"""Metrics about races: verdicts, margins, forecasts, the store, the alerts that are sent."""
+"""Metrics about races: verdicts, margins, stalls, the store, the alerts that are sent."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import inf
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
@@ -11,16 +10,16 @@ from prometheus_client.core import Metric
 from monitor.pods.model import FoundPod
 from monitor.policy.stall import KUBEPODS, MACHINE
 from monitor.race.events import NODE
-from monitor.race.forecast import LEVEL, STILL
 from monitor.side.export.families import counter, gauge, histogram
+from monitor.side.victims import victims_differ
 
 if TYPE_CHECKING:
     from monitor.side.races import Races
 
 _ALERTS = {
-    "sent": "Changes of alerts that a receiver accepted.",
+    "sent": "Alerts that a receiver accepted; again when more is known of one.",
     "failed": "Requests that failed; outrace sends the alerts again.",
-    "dropped": "Changes of alerts dropped: a full queue, or a receiver that refuses them.",
+    "dropped": "Alerts dropped: a full queue, or a receiver that refuses them.",
 }
 
 
@@ -33,7 +32,9 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
     nbytes = {verdict: found.shown() for verdict, found in judge.margin_bytes.items()}
     yield histogram("race_margin_seconds", "Time by which races were won or lost, by verdict.", seconds, "verdict")
     yield histogram("race_margin_bytes", "Bytes by which races were won or lost, by verdict.", nbytes, "verdict")
-    yield from _ahead(races, pods)
+    text = "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near."
+    differ = races.figures.stats.get("armed") and victims_differ(races.node, races.figures)
+    yield gauge("victim_mismatch", text, bool(differ))
     yield from _stalls(races, pods)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
@@ -45,7 +46,7 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
     for name, text in _ALERTS.items():
         yield counter(f"alerts_{name}", text, {to: counts[name] for to, counts in counters.items()}, "receiver")
     waiting = {to: counts["waiting"] for to, counts in counters.items()}
-    yield gauge("alerts_waiting", "Changes of alerts that are not accepted yet.", waiting, "receiver")
+    yield gauge("alerts_waiting", "Alerts that are not accepted yet.", waiting, "receiver")
 
     written, dropped = (recorder.written, recorder.dropped) if recorder is not None else (0, 0)
     text = "Bytes written to the recording since the helper started; 0 without --record."
@@ -65,35 +66,3 @@ def _stalls(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[
     yield gauge("pod_stall_ratio", text, of_pods, "namespace", "pod")
     domains = {(domain,): shares[key] for key, domain in ((MACHINE, NODE), (KUBEPODS, KUBEPODS)) if key in shares}
     yield gauge("stall_ratio", "The same of the machine and of all pods, where a rule watches them.", domains, "domain")
-
-
-def _ahead(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[Metric]:
-    forecaster = races.forecaster
-    text = "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near."
-    yield gauge("victim_mismatch", text, forecaster.mismatch is not None)
-    for what, name, until in (
-        ("threshold", "forecast_threshold", "the nearest threshold that is not crossed yet is crossed"),
-        ("oom", "forecast_oom", "the limit of the domain is hit"),
-    ):
-        labels = ("domain", "signal") if what == "threshold" else ("domain",)
-        outlook = {(domain, made.signal)[: len(labels)]: made for domain, made in forecaster.outlook(what).items()}
-        middles = {key: made.in_ns / 1e9 for key, made in outlook.items() if made.in_ns is not None}
-        middles |= {key: inf for key, made in outlook.items() if made.no == STILL}
-        text = f"Time until {until} at the present growth; +Inf without growth, absent without a forecast."
-        yield gauge(f"{name}_seconds", text, middles, *labels)
-        ends = {
-            (*key, end): ns / 1e9
-            for key, made in outlook.items()
-            for end, ns in (("soonest", made.soonest_ns), ("latest", made.latest_ns))
-            if ns is not None
-        }
-        text = f"Ends of the {LEVEL:.0%} interval of the time until {until}. Absent without a forecast."
-        yield gauge(f"{name}_interval_seconds", text, ends, *labels, "end")
-    seconds = forecaster.pods()
-    near = {names: seconds[found.pod.uid] for names, found in pods.items() if found.pod.uid in seconds}
-    text = "Time until a pod hits its own limit; absent without a forecast."
-    yield gauge("pod_forecast_oom_seconds", text, near, "namespace", "pod")
-    text = "Error of the first forecast in the 30 s before a crossing."
-    yield histogram("forecast_error_seconds", text, {"": forecaster.error_s.shown()})
-    text = f"Crossings, by the first forecast in the 30 s before: inside its {LEVEL:.0%} interval, sooner, later, none."
-    yield counter("forecasts_judged", text, forecaster.judged, "outcome")

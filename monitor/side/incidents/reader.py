@@ -141,7 +141,7 @@ def _pack(value: object) -> bytes:
     try:
         text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        # JSON knows no infinity (a forecast of something that does not grow): null, as every reader understands it.
+        # JSON knows no infinity: null, as every reader understands it.
         text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
     return zlib.compress(text.encode())
 
