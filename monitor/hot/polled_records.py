@@ -22,7 +22,7 @@ from monitor.kernel.wire import PAGE, OomEvent
 from monitor.link.outbox import Outbox
 from monitor.settings.config import STEP
 from monitor.sources.gauge import Gauge
-from monitor.sources.polled_table import Entry, PolledTable
+from monitor.sources.polled_table import Files, PolledTable
 from monitor.sources.registry import PodEntry, Registry
 from monitor.sources.source import Arming
 from monitor.sources.watch import Watch
@@ -96,12 +96,12 @@ class PolledRecords(Records):
         for watch in self.watches.values():
             if not watch.thresholds or self._table.cgroup_id(watch.index) != watch.cgroup_id:
                 continue  # the second: removed a moment ago, and another takes its place in the next turn
-            entry = self._table.entry(watch.index)
-            over, headroom = self._compare(entry, start)
+            files = self._table.files(watch.index)
+            over, headroom = self._compare(files, start)
             if over:
-                entry.crossed |= over
+                self._table.cross(watch.index, over)
                 fresh.append((watch, over))
-            if abs(entry.usage - entry.noted) >= STEP:
+            if abs(self._table.reading(watch.index).usage - files.noted) >= STEP:
                 moved = True
             if headroom is None:
                 wait = min(wait, ABOVE_NS)
@@ -130,26 +130,27 @@ class PolledRecords(Records):
             self._bound(wait)
         self._due_ns = time.monotonic_ns() + wait - (EARLY_NS if self._was_armed and wait >= SHORT_NS else 0)
 
-    def _compare(self, entry: Entry, now_ns: int) -> tuple[int, int | None]:
+    def _compare(self, files: Files, now_ns: int) -> tuple[int, int | None]:
         """The ceilings crossed since the last look, a bit each, and the bytes up to the next one (None: above all)."""
-        usage = self._table.read_usage(entry)
-        if not entry.machine:
-            lowest = min(entry.ceilings, default=0) * PAGE
+        table, at = self._table, files.at
+        usage, ceilings = table.read_usage(files), table.ceilings(at)
+        if files.path is not None:
+            lowest = min(ceilings, default=0) * PAGE
             if usage > lowest:
-                self._table.refresh_a_leaf()
+                table.refresh_a_leaf()
             # Old lists may be wrong by all that was inactive: where that is much of the headroom, they plan no wait.
-            relied_on = self._arming.armed and lowest - usage < 4 * entry.cache
-            if usage > lowest or relied_on or now_ns - entry.stat_ns >= LISTS_NS:
-                self._table.read_stat(entry)
-        used = entry.used
+            relied_on = self._arming.armed and lowest - usage < 4 * table.reading(at).cache
+            if usage > lowest or relied_on or now_ns - files.stat_ns >= LISTS_NS:
+                table.read_stat(files)
+        used = table.reading(at).used
         over, room = 0, None
-        for i, ceiling in enumerate(entry.ceilings):
+        for i, ceiling in enumerate(ceilings):
             if used // PAGE > ceiling:
                 over |= 1 << i
             else:
                 left = ceiling * PAGE - used
                 room = left if room is None else min(room, left)
-        return over & ~entry.crossed, room
+        return over & ~table.crossed(at), room
 
     def _cross(self, fresh: list[tuple[Watch, int]], now_ns: int) -> None:
         """Ceilings were crossed since the last look: rank by numbers of now, decide, then report."""
@@ -168,22 +169,19 @@ class PolledRecords(Records):
     def _pods(self, now_ns: int) -> None:
         """Read the usage of everything; what moved by a step is noted, and ranked before the next decision."""
         began = time.monotonic_ns()
-        for index in range(self._table.high):
-            if not self._table.cgroup_id(index):
+        for files in self._table:
+            index, usage, step = files.at, self._table.read_usage(files), self._table.step(files.at)
+            if not step or abs(usage - files.noted) < step:
                 continue
-            entry = self._table.entry(index)
-            usage = self._table.read_usage(entry)
-            if not entry.step or abs(usage - entry.noted) < entry.step:
-                continue
-            if index not in self.watches and not entry.machine:
-                self._table.read_stat(entry)
-            entry.noted = usage
-            row = (now_ns, entry.cgroup_id, usage // PAGE, entry.inactive // PAGE, entry.active // PAGE)
-            self._keep_step(row)
+            if index not in self.watches and files.path is not None:
+                self._table.read_stat(files)
+            files.noted, reading = usage, self._table.reading(index)
+            lists = reading.inactive_file // PAGE, reading.active_file // PAGE
+            self._keep_step((now_ns, self._table.cgroup_id(index), usage // PAGE, *lists))
             self._stats.add("records_step")
             self._decider.stirred |= index in self.watches
-            if index not in self.watches and entry.synced:
-                self._decider.step(index, entry.working_set)
+            if index not in self.watches and self._table.synced(index):
+                self._decider.step(index, reading.working_set)
         ended = time.monotonic_ns()
         self._pods_due_ns = ended + max(RANK_NS, bounds.SHARE * (ended - began))
 

@@ -59,9 +59,14 @@ class Reading(NamedTuple):
         return max(0, self.usage - self.inactive_file)
 
     @property
+    def cache(self) -> int:
+        """Page cache that is available by the formula of the signal that was asked for."""
+        return self.inactive_file + (self.active_file if self.reclaimable else 0)
+
+    @property
     def used(self) -> int:
-        """What is not available, by the formula of the signal that was asked for; of the kubelet's the working set."""
-        return max(0, self.usage - self.inactive_file - (self.active_file if self.reclaimable else 0))
+        """What is not available by that formula; by the kubelet's the working set."""
+        return max(0, self.usage - self.cache)
 
     @property
     def available(self) -> int | None:

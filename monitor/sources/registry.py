@@ -15,7 +15,7 @@ from monitor.link.messages import PodSeen
 from monitor.policy.ranking import Candidate, EvictionOrder
 
 if TYPE_CHECKING:
-    from monitor.sources.source import Table
+    from monitor.kernel.domains import Table
 
 #: How many pods of the order an incident lists (some 100 bytes each).
 _LEADERS = 64

@@ -1,7 +1,7 @@
 """Where the hot process's numbers come from: one hook, behind one interface.
 
 With BPF: the pinned maps and programs. Without: files, read at a pace that the headroom allows. The readers
-(gauge, registry, watch) do not know which; `DomainTable` is used as it is, so nothing stands between a record of the
+(gauge, registry, watch) do not know which; the table is used as it is, so nothing stands between a record of the
 kernel and the policy.
 
 Memory is followed finely near a threshold only (`Arming`): attached the fine-grained programs cost a page fault a few
@@ -23,11 +23,8 @@ from monitor.kernel.wire import EVICTION, VICTIM
 from monitor.settings.config import RunConfig
 
 if TYPE_CHECKING:
-    from monitor.kernel.domains import DomainTable
+    from monitor.kernel.domains import Table
     from monitor.kernel.sweeping import Stepwise
-    from monitor.sources.polled_table import PolledTable
-
-    Table = DomainTable | PolledTable
 
 #: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
 MIN_LOOK_NS = 100_000_000

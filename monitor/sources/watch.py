@@ -19,7 +19,7 @@ from monitor.policy.thresholds import Threshold
 from monitor.policy.thresholds import kubelets as kubelets_lines
 
 if TYPE_CHECKING:
-    from monitor.sources.source import Table
+    from monitor.kernel.domains import Table
 
 #: Of outrace's own signals, the formula that their entry of the table is compared by.
 FORMULA = dict.fromkeys(signals.OWN_SIGNALS, RECLAIMABLE)

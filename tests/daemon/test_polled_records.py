@@ -11,7 +11,7 @@ import pytest
 from monitor.hot.polled_records import BACK_NS, EARLY_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
 from monitor.kernel.domains import Reading
 from monitor.kernel.wire import PAGE
-from monitor.sources.polled_table import Entry
+from monitor.sources.polled_table import Files
 from tests.daemon.stand_ins import outbox, polled
 
 MIB = 1 << 20
@@ -19,29 +19,35 @@ RATE = 12 << 30
 NOW = 10_000_000_000
 
 
-def entry(ceiling: int, age_ns: int) -> Entry:
-    made = Entry(0, 0, Path("/"), -1, -1)
-    made.ceilings, made.inactive, made.stat_ns = [ceiling // PAGE], 1024 * MIB, NOW - age_ns
-    return made
+class Table:
+    """One cgroup with a ceiling of 10 GiB. All of its page cache has become active since the lists were read."""
+
+    def __init__(self, usage: int) -> None:
+        self.usage, self.inactive, self.reads = usage, 1024 * MIB, 0
+
+    def ceilings(self, _: int) -> list[int]:
+        return [10240 * MIB // PAGE]
+
+    def read_usage(self, _: Files) -> int:
+        return self.usage
+
+    def read_stat(self, _: Files) -> None:
+        self.inactive, self.reads = 0, self.reads + 1
+
+    def reading(self, _: int) -> Reading:
+        return Reading(self.usage, self.inactive, 0)
+
+    def crossed(self, _: int) -> int:
+        return 0
+
+    def refresh_a_leaf(self) -> None: ...
 
 
 def compared(usage: int, armed: bool, age_ns: int) -> tuple[int, int | None]:
-    """How often the lists were read, and the headroom that the next look is planned with; the ceiling is at 10 GiB. All
-    of the page cache has become active since the lists were read.
-    """
-    one, table = entry(10240 * MIB, age_ns), MagicMock(index={}.get)
-
-    def read_usage(_: Entry) -> int:
-        one.usage = usage
-        return usage
-
-    def read_stat(_: Entry) -> None:
-        one.inactive, one.stat_ns = 0, NOW
-
-    table.read_usage, table.read_stat.side_effect = read_usage, read_stat
-    soft = polled(table=table, arming=SimpleNamespace(rate=RATE, armed=armed))
-    _, room = soft._compare(one, NOW)
-    return table.read_stat.call_count, room
+    """How often the lists were read, and the headroom that the next look is planned with."""
+    table, files = Table(usage), Files(0, Path("/"), -1, -1, stat_ns=NOW - age_ns)
+    _, room = polled(table=table, arming=SimpleNamespace(rate=RATE, armed=armed))._compare(files, NOW)
+    return table.reads, room
 
 
 def test_no_wait_is_planned_with_old_lists_that_most_of_the_headroom_is_in() -> None:
@@ -65,7 +71,7 @@ def test_a_crossing_happened_after_the_last_look(looked_ns: int, at: int) -> Non
     watch: Any = SimpleNamespace(
         cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1, formula=0
     )
-    table = SimpleNamespace(entry=lambda _: entry(MIB, 0), index=lambda _: None, reading=lambda _: Reading(0, 0, 0))
+    table = SimpleNamespace(reading=lambda _: Reading(0, 0, 0))
     soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), outbox=outbox(sent.append))
     soft._looked_ns = looked_ns
     soft._pods = lambda _: None
@@ -111,7 +117,8 @@ def test_a_sleep_that_the_loop_rounds_up_is_planned_shorter(
     soft = polled(arming=SimpleNamespace(rate=RATE, armed=True), decider=SimpleNamespace(steps=0))
     watch: Any = SimpleNamespace(index=0, thresholds=(1,), cgroup_id=soft._table.cgroup_id(0), machine=False)
     soft.watches, soft._cost_ns = {0: watch}, 1.0
-    soft._table.entry.return_value = SimpleNamespace(usage=0, noted=0)
+    soft._table.files.return_value = SimpleNamespace(noted=0)
+    soft._table.reading.return_value = Reading(0, 0, 0)
     soft._compare = lambda *_: (0, headroom)
     soft._look()
     assert soft.due_ns() == NOW + headroom * 10**9 // RATE - early

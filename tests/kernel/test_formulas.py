@@ -81,7 +81,7 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
                 bench.sweeper.run()
                 if bench.watching is None:
                     for index in indexes:
-                        bench.table.read_stat(bench.table.entry(index))  # type: ignore[attr-defined]
+                        bench.table.read_stat(bench.table.files(index))  # type: ignore[attr-defined]
                 kernels, first = cgroupfs.read_cgroup(HIERARCHY, node), bench.table.reading(indexes[0])
                 reclaimable = bench.table.reading(indexes[1])
                 cache = kernels.inactive_file + kernels.active_file

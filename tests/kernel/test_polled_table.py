@@ -102,13 +102,13 @@ def test_what_a_parent_does_not_count_yet_its_children_do(
     table.add(5, path=write_cgroup(tmp_path / "node/kubepods/other", version, 0, 0, 0))
     for at in (node, kubepods):
         table.set_ceilings(at, [ceiling * MIB // PAGE])
-    for entry in table:
-        table.read_usage(entry)
-    table.read_stat(table.entry(node))
+    for files in table:
+        table.read_usage(files)
+    table.read_stat(table.files(node))
     assert table.reading(node).inactive_file == found * MIB
     table.remove(4)  # it is not asked any more
     write_cgroup(tmp_path / "node/kubepods/pod", version, 140, anon, inactive)
-    table.read_stat(table.entry(node))
+    table.read_stat(table.files(node))
     assert table.reading(node).inactive_file == inactive * MIB
     table.reset()
 

@@ -75,10 +75,10 @@ def test_the_domain_table_has_the_headers_layout() -> None:
     assert struct.calcsize(form) == domains.WORDS * 8
     words = {name: offset // 8 for name, offset in offsets.items()}
     ours = {
-        "cgroup_id": 0, "flags": domains._FLAGS, "ceiling": domains._CEILING, "lowest": domains._LOWEST,
-        "pull_above": domains._PULL, "step": domains._STEP, "rearm_ns": domains._REARM, "usage": domains._USAGE,
-        "inactive_file": domains._INACTIVE, "active_file": domains._ACTIVE, "reported": domains._REPORTED,
-        "crossed": domains._CROSSED, "synced": domains._SYNCED, "seen_ns": domains._SEEN, "dipped": domains._DIPPED,
+        "cgroup_id": 0, "flags": domains.FLAGS, "ceiling": domains.CEILING, "lowest": domains.LOWEST,
+        "pull_above": domains.PULL, "step": domains.STEP, "rearm_ns": domains.REARM, "usage": domains.USAGE,
+        "inactive_file": domains.INACTIVE, "active_file": domains.ACTIVE, "crossed": domains.CROSSED,
+        "synced": domains.SYNCED, "dipped": domains.DIPPED,
     }  # fmt: skip
     over = {"step": "steps", "kill": "kills", "exit": "exits", "proc": "processes", "reclaim": "reclaims"}
     ours |= {f"{name}_over": domains.OVER[what] for name, what in over.items()}
