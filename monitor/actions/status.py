@@ -1,8 +1,8 @@
 """The status and the events of an eviction, as the kubelet writes them, in the state directory.
 
 ``STATE/pods/NAMESPACE_NAME_UID.json`` is a v1.Pod with its final status, ``STATE/events/`` has the v1.Event of the
-same name and ``STATE/node-events/`` the one on the node that announced it. Files appear whole or not at all, and none
-is overwritten by another eviction. The newest 1000 of each are kept.
+same name and ``STATE/node-events/`` the one on the node that announced it. Files appear whole or not at all. A pod's
+are those of its last eviction; the newest 1000 of each are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from monitor.policy.pods import Pod
 _MAX_STEM = 240
 #: Of an object in the API.
 _MAX_NAME = 253
-#: Files kept of each kind: of a pod that is evicted every ten seconds the last three hours, in 4 MB on most disks.
+#: Files kept of each kind: 4 MB on most disks.
 KEEP = 1000
 
 
@@ -151,32 +151,13 @@ def stem(pod: Pod) -> str:
 
 
 class StatusStore:
-    """Writes the files of evictions below ``state_dir``, and keeps the newest ``keep`` of each kind. Every method may
-    block and raise OSError.
-    """
+    """Writes the files of evictions below ``state_dir``, and keeps the newest ``keep`` of each kind."""
 
     def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
-        self.pods, self.events, self.node_events = (
-            JsonFolder(state_dir / name, keep, 0o640) for name in ("pods", "events", "node-events")
-        )
-        self._paths: dict[str, Path] = {}  # eviction id -> its pod file, until its outcome is known
+        self._folders = [JsonFolder(state_dir / name, keep, 0o640) for name in ("pods", "events", "node-events")]
 
-    def write(self, eviction: EvictedPod) -> Path:
-        """Record an eviction; returns the pod's file. Trying again after an error never makes a second file."""
-        path = self._paths.get(eviction.id)
-        if path is None:
-            path = self._paths[eviction.id] = self.pods.add(stem(eviction.pod), _text(pod_object(eviction)))
-        for folder, made in zip((self.events, self.node_events), events_of(eviction), strict=False):
-            folder.replace(path.name, _text(made))
-        return path
-
-    def finish(self, eviction: EvictedPod, outcome: Mapping[str, Any]) -> Path:
-        """Add the outcome to the file of an eviction that was written before (or write it now)."""
-        path = self.write(eviction)
-        self.pods.replace(path.name, _text(pod_object(eviction, outcome)))
-        del self._paths[eviction.id]
-        return path
-
-
-def _text(made: Mapping[str, Any]) -> bytes:
-    return json.dumps(made, indent=1).encode() + b"\n"
+    def write(self, eviction: EvictedPod, outcome: Mapping[str, Any] | None = None) -> None:
+        """Record an eviction, and again with what became of it. May block, and raises OSError."""
+        made = (pod_object(eviction, outcome), *events_of(eviction))
+        for folder, one in zip(self._folders, made, strict=False):
+            folder.replace(f"{stem(eviction.pod)}.json", json.dumps(one, indent=1).encode() + b"\n")

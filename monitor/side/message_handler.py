@@ -225,7 +225,7 @@ class MessageHandler:
         fields = {key: value for key, value in _present(message).items() if key not in ("ts_ns", "pod_name")}
         self.log.info("evicted", **fields | {"gone_ns": message.ts_ns, "uid": message.pod, "pod": message.pod_name})
         if eviction is not None:
-            self.files.submit(lambda: self.store.finish(eviction, message._asdict()))
+            self.files.submit(lambda: self.store.write(eviction, message._asdict()))
 
     def _on_asklives(self, message: messages.AskLives) -> None:
         found = self.node.pods.get(message.pod)

@@ -55,25 +55,19 @@ def test_pod_object_is_what_the_kubelet_leaves() -> None:
     assert result["metadata"]["annotations"]["team"] == "a"
 
 
-def test_an_older_eviction_is_never_lost(tmp_path: Path) -> None:
-    store = StatusStore(tmp_path)
-    paths = [store.write(eviction(number=str(n))) for n in (1, 2, 3)]
-    assert [p.name for p in paths] == ["shop_web_u1.json", "shop_web_u1.2.json", "shop_web_u1.3.json"]
-    # a daemon that is started again counts its evictions from 1
-    again = StatusStore(tmp_path).write(eviction(number="1"))
-    assert again.name == "shop_web_u1.4.json"
-    for kind in ("events", "node-events"):
-        assert {p.name for p in (tmp_path / kind).iterdir()} == {p.name for p in (*paths, again)}
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
-def test_outcome_goes_into_the_same_file(tmp_path: Path) -> None:
-    store = StatusStore(tmp_path)
-    first = store.write(eviction())
-    assert store.write(eviction()) == first  # tried again after an error elsewhere
-    assert store.finish(eviction(), {"freed": 4096, "pids": [7, 8]}) == first
-    notes = json.loads(first.read_text())["metadata"]["annotations"]
+def test_a_pod_has_the_files_of_its_last_eviction(tmp_path: Path) -> None:
+    store, path = StatusStore(tmp_path), tmp_path / "pods" / "shop_web_u1.json"
+    for number in ("1", "2"):
+        store.write(eviction(number))
+        assert json.loads(path.read_text())["metadata"]["annotations"]["outrace/eviction"] == number
+    store.write(eviction("2"), {"freed": 4096, "pids": [7, 8]})
+    notes = json.loads(path.read_text())["metadata"]["annotations"]
     assert (notes["outrace/freed-bytes"], notes["outrace/pids"]) == ("4096", "7,8")
-    assert [p.name for p in (tmp_path / "pods").iterdir()] == [first.name]
+    assert all(names(tmp_path / kind) == [path.name] for kind in ("pods", "events", "node-events"))
     # The first pids of many are written with their number.
     for total, noted in ((2, None), (900, "900")):
         made = pod_object(eviction(), {"pids": [7, 8], "pids_total": total})["metadata"]["annotations"]
@@ -82,37 +76,24 @@ def test_outcome_goes_into_the_same_file(tmp_path: Path) -> None:
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     store = StatusStore(tmp_path, keep=3)
-    names = [store.write(eviction(number=str(n), of=pod(name=f"p{n}"))).name for n in range(5)]
+    for n in range(5):
+        store.write(eviction(str(n), of=pod(name=f"p{n}")))
     for directory in (tmp_path / "pods", tmp_path / "events"):
-        assert sorted(entry.name for entry in directory.iterdir()) == names[2:]
-        for age, name in enumerate(reversed(names[2:])):
+        assert names(directory) == [f"shop_p{n}_u1.json" for n in (2, 3, 4)]
+        for age, name in enumerate(reversed(names(directory))):
             os.utime(directory / name, ns=(10**18 - age, 10**18 - age))
     # A daemon that is started again knows which are the oldest, and a removed file does no harm; what it writes itself
     # stays also where the clock was set back.
-    (tmp_path / "pods" / names[2]).unlink()
+    (tmp_path / "pods" / "shop_p2_u1.json").unlink()
     again = StatusStore(tmp_path, keep=3)
-    last = [again.write(eviction(number=str(n), of=pod(name=f"q{n}"))).name for n in range(2)]
-    assert sorted(entry.name for entry in (tmp_path / "pods").iterdir()) == [names[4], *last]
-    assert sorted(entry.name for entry in (tmp_path / "events").iterdir()) == [names[4], *last]
-    for name in last:
+    for n in range(2):
+        again.write(eviction(str(n), of=pod(name=f"q{n}")))
+    left = ["shop_p4_u1.json", "shop_q0_u1.json", "shop_q1_u1.json"]
+    assert names(tmp_path / "pods") == names(tmp_path / "events") == left
+    for name in left:
         os.utime(tmp_path / "pods" / name, ns=(3 * 10**18, 3 * 10**18))
-    os.utime(tmp_path / "pods" / names[4], ns=(3 * 10**18, 3 * 10**18))
-    assert StatusStore(tmp_path, keep=3).write(eviction(of=pod(name="r"))).exists()
-
-
-def test_the_next_free_name_is_found_without_trying_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pods").mkdir()
-    for number in ("", *(f".{n}" for n in range(2, 400))):
-        (tmp_path / "pods" / f"shop_web_u1{number}.json").touch()
-    tries: list[str] = []
-    link = os.link
-    monkeypatch.setattr(os, "link", lambda source, target: (tries.append(Path(target).name), link(source, target)))
-    store = StatusStore(tmp_path)
-    assert store.write(eviction()).name == "shop_web_u1.400.json"
-    (tmp_path / "pods" / "shop_web_u1.401.json").touch()  # by another process
-    assert store.write(eviction(number="2")).name == "shop_web_u1.402.json"
-    assert tries == ["shop_web_u1.400.json", "shop_web_u1.402.json"]
-    assert store.write(eviction(of=pod(uid="u1.2"), number="3")).name == "shop_web_u1.2.2.json"  # one pod, not two
+    StatusStore(tmp_path, keep=3).write(eviction(of=pod(name="r")))
+    assert "shop_r_u1.json" in names(tmp_path / "pods")
 
 
 def test_nothing_that_lies_there_is_written_through(tmp_path: Path) -> None:
@@ -121,7 +102,8 @@ def test_nothing_that_lies_there_is_written_through(tmp_path: Path) -> None:
     for kind in ("pods", "events"):
         (tmp_path / kind).mkdir()
         (tmp_path / kind / ".shop_web_u1.tmp").symlink_to(precious)
-    path = StatusStore(tmp_path).write(eviction())
+    StatusStore(tmp_path).write(eviction())
+    path = tmp_path / "pods" / "shop_web_u1.json"
     assert precious.read_text() == "important"
     assert not path.is_symlink()
     assert json.loads(path.read_text())["kind"] == "Pod"
@@ -133,9 +115,8 @@ def test_an_error_leaves_nothing_half_written(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="exists"):
         store.write(eviction())
     (tmp_path / "events").unlink()
-    path = store.write(eviction())
-    assert path.name == "shop_web_u1.json"  # the try before did not take the name
-    assert sorted(p.name for p in (tmp_path / "pods").iterdir()) == [path.name]
+    store.write(eviction())
+    assert names(tmp_path / "pods") == names(tmp_path / "events") == ["shop_web_u1.json"]
 
 
 @given(st.text(max_size=300), st.text(max_size=300), st.text(min_size=1, max_size=300))
