@@ -85,10 +85,13 @@ def at_once(stages: Sequence[Stage]) -> None:
 
 #: A module of the tests that leaves programs pinned fails by itself (tests/conftest.py). This is for what others left
 #: (benches, demos): its state dir is gone by now. What a daemon or another session on this machine uses is not ours.
-PINS = """left=$(.venv/bin/outrace doctor -o json | .venv/bin/python -c '
-import json, sys
-print(*(check["detail"] for check in json.load(sys.stdin)["checks"] if check["name"] == "stray-pins"))')
-[ -z "$left" ] || { echo "programs were left pinned: $left"; exit 1; }"""
+PINS = """left=
+for owner in /sys/fs/bpf/outrace/*/owner; do
+  [ -L "$owner" ] || continue
+  state=$(readlink "$owner")
+  [ -d "${state#of }" ] || left="$left $state"
+done
+[ -z "$left" ] || { echo "programs were left pinned:$left"; exit 1; }"""
 
 
 def plan(everything: bool) -> list[list[Stage]]:

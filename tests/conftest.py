@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import gc
 import importlib.util
-import json
 import os
 import shutil
 import signal
@@ -225,8 +224,8 @@ class Pinned:
 
     def _owner(self, instance: Path) -> str:
         try:
-            return str(json.loads(os.readlink(instance / "owner"))["state_dir"])
-        except (OSError, ValueError, KeyError):
+            return os.readlink(instance / "owner").removeprefix("of ")
+        except OSError:
             return ""
 
     def _is_ours(self, state: str) -> bool:

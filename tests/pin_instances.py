@@ -32,9 +32,3 @@ def new_instance(state: Path) -> Path:
     instances.claim(directory, state)
     (directory / "stamp").mkdir()
     return directory
-
-
-def state_directory(instance: Path) -> Path | None:
-    """The state dir that an instance belongs to, None when it is not known."""
-    found = instances.owner(instance)
-    return None if found is None else Path(found.state_dir)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -133,19 +132,14 @@ def _mounts() -> Iterator[Check]:
 
 
 def _pins() -> Iterator[Check]:
-    """Pins of state dirs that are gone stay attached until a daemon that starts, or the operator, removes them."""
-    kept, strays = [], []
+    found = []
     for one in instances.survey():
-        whose = "an unknown state dir" if one.owner is None else f"state dir {one.owner.state_dir}"
-        what = f"{one.pins} pins in {one.path} of {whose}"
-        if one.is_stray and one.owner is not None:
-            strays.append((f"{what}, which is gone", shlex.quote(one.owner.state_dir)))
-        else:
-            kept.append(f"{what}, {'in use' if one.in_use else 'for the next start (`outrace unload` removes them)'}")
-    yield Check("pins", True, "; ".join(kept) or "none")
-    if strays:
-        remedy = "; ".join(f"outrace unload --state-dir {state_dir}" for _, state_dir in strays)
-        yield Check("stray-pins", False, "; ".join(text for text, _ in strays), remedy)
+        whose = "an unknown state dir" if one.state_dir is None else f"state dir {one.state_dir}"
+        is_gone = one.state_dir is not None and not one.state_dir.is_dir()
+        use = "in use" if one.in_use else "which is not there" if is_gone else "for the next start"
+        found.append(f"{one.pins} pins in {one.path} of {whose}, {use}")
+    left = " (`outrace unload` removes what is not in use)" if found else ""
+    yield Check("pins", True, f"{'; '.join(found)}{left}" or "none")
 
 
 def _holds() -> Iterator[Check]:

@@ -39,7 +39,6 @@ from monitor.settings.config import CONFIG_FD, ENFORCE, RunConfig
 from monitor.side.export.log import Log
 
 if TYPE_CHECKING:
-    from monitor.kernel.instances import Instance
     from monitor.pods.spec import Choice
 
 T = TypeVar("T")
@@ -106,7 +105,7 @@ def _undo_left(state_dir: Path | None, locked: bool) -> None:
 
 def start(config: RunConfig, locks: list[int]) -> NoReturn:
     """Take what the daemon needs and become it; ``locks`` gets the state dir's lock. Raises MonitorError."""
-    from monitor.kernel import cgroupfs, instances
+    from monitor.kernel import cgroupfs
     from monitor.settings.read import check_enforced, check_kernel
 
     if os.geteuid() != 0:
@@ -128,13 +127,12 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     listener = bind_or_other(config.listen_host, config.listen_port, log)
     config, loaded = take(config)
     config = with_trigger(config, refuses_realtime)
-    strays = instances.remove_strays()
     host, port = address_of(listener)
     listen_fd = listener.detach()
     config = dataclasses.replace(
         config, lock_fd=lock_fd, run_lock_fd=run_lock_fd, listen_fd=listen_fd, listen_host=host, listen_port=port
     )
-    _announce(config, choice, loaded, strays)
+    _announce(config, choice, loaded)
     warn_of_code((sys.executable, __file__), log)
     if not config.holds:  # else the hot process takes them over (`monitor.hold.control`)
         undo_left([Path(config.state_dir)], log)
@@ -326,7 +324,7 @@ def with_trigger(config: RunConfig, refuses_realtime: Callable[[], bool]) -> Run
     return config
 
 
-def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[Instance]) -> None:
+def _announce(config: RunConfig, choice: Choice, loaded: bool) -> None:
     log = Log(config.log_format)
     given = {name: origin for name, origin in config.origins.items() if not origin.startswith("default")}
     log.info(
@@ -349,9 +347,6 @@ def _announce(config: RunConfig, choice: Choice, loaded: bool, strays: Sequence[
     if asked := config.origins.get("policy", "").partition("default; ")[2]:
         what = "the kubelet's release is not known: outrace assumes the newest; --policy names another"
         log.info(what, policy=config.policy, asked=asked)
-    for stray in strays:
-        gone = stray.owner.state_dir if stray.owner is not None else ""
-        log.info("removed the pins of a state dir that is gone", pins=stray.pins, of=gone, instance=str(stray.path))
     if config.missed:
         log_line = log.info if config.rung in BPF_RUNGS else log.warning
         log_line("better hooks cannot be used here", hooks=config.rung, **joined(config.missed))

@@ -85,8 +85,8 @@ def known_state_dirs(only: Path | None = None) -> list[Path]:
     """Of the daemons that may have left something."""
     if only is not None:
         return [only]
-    owners = [one.owner for one in instances.survey()]
-    return list(dict.fromkeys([Path(STATE_DIR), *(Path(one.state_dir) for one in owners if one is not None)]))
+    found = [one.state_dir for one in instances.survey()]
+    return list(dict.fromkeys([Path(STATE_DIR), *filter(None, found)]))
 
 
 def stopped(state_dirs: list[Path]) -> list[Path]:
@@ -138,7 +138,7 @@ def _untaint(state_dir: Path) -> list[str]:
 def _user(instance: Instance) -> str:
     """Pid of the daemon that uses the instance, or runs on its state dir without BPF; "" if none does."""
     unknown = "unknown" if instance.in_use else ""
-    return (_runs_on(Path(instance.owner.state_dir)) if instance.owner is not None else "") or unknown
+    return (_runs_on(instance.state_dir) if instance.state_dir is not None else "") or unknown
 
 
 def _runs_on(state_dir: Path) -> str:

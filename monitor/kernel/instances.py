@@ -1,10 +1,8 @@
 """The owners of pinned BPF objects. Each state dir has one *instance*: a directory of pins under `pins.ROOT`.
 
-Pins outlive the daemon, so that the OOM programs are attached while it restarts; they must not outlive the state dir,
-without which no daemon starts again. bpffs itself records both, for every process that sees the pins: a process that
-uses an instance holds flock(2) on its directory, from before it is loaded until the process ends; a symbolic link
-``owner`` names the state dir, its device, and the mount namespace that sees it. Another process removes an instance
-only when no process holds it and its state dir is *gone* for certain (`is_gone`).
+Pins outlive the daemon, so that the OOM programs are attached while it restarts; `outrace unload` removes them. A
+process that uses an instance holds flock(2) on its directory, from before it is loaded until the process ends, and a
+symbolic link ``owner`` names the state dir: bpffs itself records both, for every process that sees the pins.
 
 Where systemd did not mount bpffs, every user may make directories in it (mode 1777), and any user may lock a directory
 that it can open. So `pins.ROOT` is for root alone: neither the pins nor the locks of another user count.
@@ -16,7 +14,6 @@ import ctypes
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import stat
 import time
@@ -27,8 +24,8 @@ from typing import NamedTuple
 from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.kernel import pins
 
-#: The link in an instance's directory; its target is JSON, and no path.
-OWNER = "owner"
+#: The link in an instance's directory. Its target is text, and no path: nothing that follows links comes to files.
+OWNER, _OF = "owner", "of "
 #: <linux/fs.h>, <fcntl.h>.
 _RENAME_EXCHANGE, _AT_FDCWD = 2, -100
 #: How often another user's directory is exchanged for ours: only one that vanishes at that moment takes another try.
@@ -37,26 +34,13 @@ _TRIES = 100
 _PATIENCE_S = 2.0
 
 
-class Owner(NamedTuple):
-    """The state dir (resolved), its device number, and the mount namespace and root directory that it was seen in."""
-
-    state_dir: str
-    dev: int
-    view: str
-
-
 class Instance(NamedTuple):
-    """One directory of pins. ``owner``: None where it is not known (pinned by a version before this)."""
+    """One directory of pins. ``state_dir``: None where it is not known."""
 
     path: Path
-    owner: Owner | None
+    state_dir: Path | None
     in_use: bool
     pins: int
-
-    @property
-    def is_stray(self) -> bool:
-        """Whether no process uses it and none can again."""
-        return not self.in_use and self.owner is not None and is_gone(self.owner)
 
 
 def instance_directory(state_dir: Path) -> Path:
@@ -64,23 +48,15 @@ def instance_directory(state_dir: Path) -> Path:
     return pins.ROOT / hashlib.sha256(os.fsencode(state_dir.resolve())).hexdigest()[:12]
 
 
-def view() -> str:
-    """What paths mean to this process: its mount namespace and its root directory."""
-    namespace, root = os.stat("/proc/self/ns/mnt"), os.stat("/")
-    return f"inode {namespace.st_ino} root {root.st_dev}:{root.st_ino}"
-
-
 def claim(instance: Path, state_dir: Path) -> None:
     """Record the owner of an instance, before there is a pin in it. Raises CannotError."""
     path = state_dir.resolve()
     try:
-        ours = json.dumps(Owner(str(path), path.stat().st_dev, view())._asdict())
         _make(instance)
-        with suppress(FileNotFoundError):
-            if os.readlink(instance / OWNER) == ours:
-                return
+        if owner(instance) == path:
+            return
         fresh = instance / f"{OWNER}_{os.getpid()}"
-        fresh.symlink_to(ours)
+        fresh.symlink_to(f"{_OF}{path}")
         fresh.rename(instance / OWNER)
     except OSError as error:
         why = f"{error.filename}: {error.strerror}: it has to say whose the pins in {instance} are"
@@ -122,29 +98,12 @@ def _is_roots(status: os.stat_result) -> bool:
     return stat.S_ISDIR(status.st_mode) and mine
 
 
-def owner(instance: Path) -> Owner | None:
-    """The owner of an instance; None where that is not known."""
-    try:
-        return Owner(**json.loads(os.readlink(instance / OWNER)))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def is_gone(owner: Owner) -> bool:
-    """Whether this state dir is known to be there no more: its path leads nowhere in the very view that it was recorded
-    in, and what is left of the path is on its device (else something is mounted over it, or its file system is not).
-    """
-    path = Path(owner.state_dir)
-    if owner.view != view():
-        return False
-    for there in (path, *path.parents):
-        try:
-            return os.stat(there).st_dev == owner.dev and there != path
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:  # a server that does not answer, say
-            break
-    return False
+def owner(instance: Path) -> Path | None:
+    """The state dir (resolved) that an instance is of; None where that is not known."""
+    with suppress(OSError):
+        text = os.readlink(instance / OWNER)
+        return Path(text.removeprefix(_OF)) if text.startswith(f"{_OF}/") else None
+    return None
 
 
 def hold(instance: Path) -> int:
@@ -230,22 +189,6 @@ def remove(instance: Path) -> int:
             removed += directory != str(instance)
         os.rmdir(directory)
     remove_empty_root()
-    return removed
-
-
-def remove_strays() -> list[Instance]:
-    """Remove the instances that no process uses and whose state dir is gone; returns them."""
-    removed = []
-    for found in survey():
-        with suppress(OSError):  # another process does the same
-            fd = _try_hold(found.path) if found.is_stray else None
-            if fd is not None:
-                try:  # as before, now that no process can begin to use it?
-                    if (now := owner(found.path)) is not None and is_gone(now):
-                        remove(found.path)
-                        removed.append(found)
-                finally:
-                    os.close(fd)
     return removed
 
 

@@ -275,7 +275,7 @@ def _stderr_to(path: Path) -> Iterator[None]:
 def _load(state_dir: Path, directory: Path, hook: str, formulas: int) -> None:
     bpf, programs = _compiled(state_dir, hook, formulas)
     parent = directory.parent
-    claim(parent, state_dir)  # before there is a pin that others could take for a stray
+    claim(parent, state_dir)
     fresh = parent / f"new{os.getpid()}"
     fresh.mkdir()
     try:

@@ -11,11 +11,11 @@ import pytest
 
 from monitor.cli.run import lock
 from monitor.errors import CannotError
-from monitor.kernel import loader, pins
+from monitor.kernel import instances, loader, pins
 from monitor.lab.node import MIB, LabNode
 from tests import live, others
 from tests.commands import called, run
-from tests.pin_instances import new_instance, state_directory
+from tests.pin_instances import new_instance
 from tests.pin_instances import root as root
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -29,8 +29,7 @@ def test_unload_goes_on_after_one_that_is_in_use(root: Path, tmp_path: Path) -> 
         in_use = f"{busy} is in use by pid {os.getpid()}; stop that daemon first, or give --force"
         live.one_line(called("unload"), 1, in_use)
         assert list(root.iterdir()) == [busy]
-        assert state_directory(busy) == states[1]
-        assert [state_directory(gone) for gone in (first, last)] == [None, None]
+        assert [instances.owner(one) for one in (first, busy, last)] == [None, states[1], None]
     finally:
         os.close(held)
     assert called("unload").returncode == 0
@@ -54,7 +53,7 @@ def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path
     for module in ("bcc", "hashlib", "json", "subprocess"):
         (evil / f"{module}.py").write_text(f"open({str(marker)!r}, 'w').close()\nraise ImportError('evil')\n")
     code = (
-        "import sys; from pathlib import Path; from monitor.kernel import loader, pins; "
+        "import sys; from pathlib import Path; from monitor.kernel import instances, loader, pins; "
         "pins.ROOT = Path(sys.argv[1]); loader.ensure_loaded(Path(sys.argv[2]))"
     )
     done = run(sys.executable, "-P", "-c", code, str(root), str(state), env=live.environment(), cwd=evil)
