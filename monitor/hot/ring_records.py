@@ -12,19 +12,15 @@ import os
 import select
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from monitor.hot.decide import Decider
 from monitor.hot.loop import Loop
 from monitor.hot.records import Records
-from monitor.kernel.domains import Reading
+from monitor.kernel.domains import Reading, Table
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
 from monitor.link.outbox import Outbox
 from monitor.sources.registry import Registry
-
-if TYPE_CHECKING:
-    from monitor.sources.source import Table
 
 _OOM_RECORDS = {
     "mark": "records_oom",

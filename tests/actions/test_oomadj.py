@@ -1,7 +1,6 @@
 """oom_score_adj: the values themselves, and real processes in real cgroups."""
 
 import dataclasses
-import os
 import shutil
 import subprocess
 import time

@@ -88,7 +88,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_by_force(state: P
         forced = called("unload", "--state-dir", str(state), "--force")
         assert (forced.returncode, forced.stdout, forced.stderr) == (0, "", f"removed {count} pins\n")
         assert not instance.exists()
-        assert state_directory(instance) is None
+        assert instances.owner(instance) is None
         hog = node.fill(node.add_pod("late"), 8)
         assert hog.process.poll() is None
         assert daemon.get("/readyz")[0] == 200
