@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from monitor.errors import CannotError
 from monitor.kernel import bounds, libbpf
@@ -38,12 +37,12 @@ _ARGUMENTS = {
 _UPDATE = "run Linux 6.13 or newer"
 #: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
 _PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 1.6 to 20 ms"
-#: Hooks that the kernel offered and then refused, in the state dir: trying one again costs a compilation. That is done
-#: after a boot, or when their stamp (`monitor.kernel.loader.stamps`) changes. And what failed while a daemon ran.
+#: Hooks that the kernel offered and then refused, in the state dir, by the stamp of their programs
+#: (`monitor.kernel.loader.stamps`), until the next boot: trying one again costs a compilation.
 REFUSED = "refused-hooks.json"
 #: After a hook failed while the daemon ran, BPF is left alone for so long: hooks have all but two programs in common,
-#: and to fail again and again is worse than to poll.
-FAILED_NS = 600_000_000_000
+#: and to fail again and again is worse than to poll. It is noted in the same file, by `_ALL`.
+FAILED_NS, _EVER_NS, _ALL = 600_000_000_000, 1 << 62, ""
 #: What each hook is attached to.
 EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", KPROBE: FUNCTIONS["on_charge"]}
 #: The one of the kernel's lockdown modes under which BPF may not read kernel memory.
@@ -196,42 +195,28 @@ def _boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _noted(state_dir: Path) -> dict[str, Any]:
-    """What was noted since the machine was booted."""
+def noted(state_dir: Path) -> dict[str, tuple[int, str]]:
+    """{stamp: (until when, why)} of programs that are not to be tried."""
     try:
         found = json.loads((state_dir / REFUSED).read_text())
-        return found if found["boot"] == _boot() else {}
-    except (OSError, ValueError, KeyError, TypeError):
+        notes = found["notes"].items() if found["boot"] == _boot() else ()
+        return {str(mark): (until, str(why)) for mark, (until, why) in notes if time.monotonic_ns() < until}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}  # tried again then
 
 
-def _note(state_dir: Path, **more: Any) -> None:
-    """A state dir that cannot be written loses it."""
-    text = json.dumps({"boot": _boot(), **_noted(state_dir), **more})
+def remember(state_dir: Path, mark: str, why: str, until_ns: int = _EVER_NS) -> None:
+    """Note why the programs of this stamp were refused. A state dir that cannot be written loses it."""
+    text = json.dumps({"boot": _boot(), "notes": {**noted(state_dir), mark: (until_ns, why)}})
     with suppress(OSError), open(state_dir / REFUSED, "w", opener=partial(os.open, mode=0o600)) as file:
         file.write(text)
 
 
-def refused_stamps(state_dir: Path) -> dict[str, str]:
-    """{stamp: why} of this boot."""
-    found = _noted(state_dir).get("stamps", {})
-    return {str(mark): str(why) for mark, why in found.items()} if isinstance(found, dict) else {}
-
-
-def remember_refused(state_dir: Path, mark: str, why: str) -> None:
-    """Note why the programs of this stamp were refused."""
-    _note(state_dir, stamps=refused_stamps(state_dir) | {mark: why})
-
-
 def failed(state_dir: Path) -> str:
     """Why a hook failed in the last ten minutes, while a daemon ran; "" if none did."""
-    found = _noted(state_dir).get("failed")
-    match found:
-        case [int(at_ns), str(why)] if 0 <= time.monotonic_ns() - at_ns < FAILED_NS:
-            return why
-    return ""
+    return noted(state_dir).get(_ALL, (0, ""))[1]
 
 
 def remember_failed(state_dir: Path, why: str) -> None:
     """Note why a hook failed while the daemon ran."""
-    _note(state_dir, failed=[time.monotonic_ns(), why])
+    remember(state_dir, _ALL, why, time.monotonic_ns() + FAILED_NS)

@@ -146,22 +146,17 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO, formulas: int = KUBELETS) -
     why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
     if why:
         raise CannotError(why, remedy)
-    if problem := libbpf.load_problem():
-        raise CannotError(f"this process may not load BPF programs: {problem}", libbpf.PRIVILEGES)
-    offers = [offer for offer in charging.offered() if offer.name in wanted]
-    known = charging.refused_stamps(state_dir) if hook == AUTO else {}
+    offers = [one for one in charging.bpf_offers(state_dir, wanted=hook, formulas=formulas) if one.name in wanted]
     last: CannotError | None = None
     for offer in (offer for offer in offers if offer.ok):
-        mark = wanted[offer.name]
-        if mark in known:
-            last = CannotError(known[mark], f"`outrace run --hooks {offer.name}` tries it again")
-            continue
+        if problem := libbpf.load_problem():
+            raise CannotError(f"this process may not load BPF programs: {problem}", libbpf.PRIVILEGES)
         try:
-            _run_loader(state_dir, instance / mark, offer.name, formulas)
-            return instance / mark, True
+            _run_loader(state_dir, instance / wanted[offer.name], offer.name, formulas)
+            return instance / wanted[offer.name], True
         except HookRefusedError as error:
             last = error
-            charging.remember_refused(state_dir, mark, error.message)
+            charging.remember(state_dir, wanted[offer.name], error.message)
     raise last or CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
 
 
@@ -184,8 +179,8 @@ class HookRefusedError(CannotError):
 def refused(state_dir: Path, formulas: int = KUBELETS) -> dict[str, str]:
     """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
     with suppress(MonitorError):  # no memory cgroups, which `detect` reports
-        if known := charging.refused_stamps(state_dir):
-            return {hook: known[mark] for hook, mark in stamps(formulas).items() if mark in known}
+        if known := charging.noted(state_dir):
+            return {hook: known[mark][1] for hook, mark in stamps(formulas).items() if mark in known}
     return {}
 
 

@@ -31,7 +31,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def refuse(state: Path, *hooks: str) -> None:
     """Write down that the kernel refused them since it was booted."""
     for hook in hooks:
-        charging.remember_refused(state, loader.stamps()[hook], f"the verifier refused {hook}")
+        charging.remember(state, loader.stamps()[hook], f"the verifier refused {hook}")
 
 
 def planned(state: Path, *found: doctor.Check) -> dict[str, SimpleNamespace]:
@@ -76,13 +76,14 @@ def test_after_a_hook_failed_while_it_ran_the_poller_is_taken_for_a_while(
     assert found["kprobe"].detail == "the verifier refused kprobe"
     assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
     kernel.setattr(charging, "FAILED_NS", 0)
+    charging.remember_failed(tmp_path, "again")
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"boot": 1}', '{"failed": [1, "x"]}'])
 def test_a_note_of_hooks_that_is_none_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / charging.REFUSED).write_text(text)
-    assert (charging.failed(tmp_path), charging.refused_stamps(tmp_path)) == ("", {})
+    assert (charging.failed(tmp_path), charging.noted(tmp_path)) == ("", {})
     charging.remember_failed(tmp_path, "it failed")
     assert charging.failed(tmp_path) == "it failed"
 
