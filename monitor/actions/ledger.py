@@ -23,14 +23,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from monitor.actions.changes import FIELDS, Change, parsed
 from monitor.kernel import cgroupfs, instances
 from monitor.kernel.procfs import Process
-
-if TYPE_CHECKING:
-    pass
 
 OnProblem = Callable[[str], object]
 

@@ -27,7 +27,7 @@ from monitor.actions.changes import identity_of, opened
 from monitor.actions.ledger import MARKS, SCORES, WRONG, Ledger, Noted, noted_at
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
-from monitor.kernel.cgroupfs import GONE, failure
+from monitor.kernel.cgroupfs import CgroupGone, failure
 from monitor.kernel.procfs import Process, directories
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def running(processes: Mapping[int, Seen]) -> dict[int, Seen]:
 
 def set_back(mark: Mark) -> Restored:
     """Give every process of the pod its own value, also those that left it and those that were forked since. Raises
-    MonitorError.
+    OSError, MonitorError.
     """
     total: Counter[str] = Counter()
     left = 0
@@ -187,18 +187,15 @@ def set_back(mark: Mark) -> Restored:
     return Restored(restored, total["inherited"], total["foreign"], len(denied), left)
 
 
-def _inside(mark: Mark) -> Iterable[tuple[int, int]]:
+def _inside(mark: Mark) -> list[tuple[int, int]]:
     """Which processes are in the pod's cgroup, if that is still the one that was marked."""
-    try:
-        return pids_of(mark.cgroup) if identity_of(mark.cgroup) == mark.identity else ()
-    except OSError as error:
-        if error.errno not in GONE:
-            raise failure(mark.cgroup, "read", error) from error
-        return ()
+    with suppress(FileNotFoundError, CgroupGone):
+        return pids_of(mark.cgroup) if identity_of(mark.cgroup) == mark.identity else []
+    return []
 
 
 def pids_of(cgroup: Path) -> list[tuple[int, int]]:
-    """Each process, and the container that it is in."""
+    """Each process, and the container that it is in. Raises OSError, MonitorError."""
     try:
         return [(pid, container_of(cgroup, path)) for path, pids in cgroup_procs.walk(cgroup) for pid in pids]
     except OSError as error:

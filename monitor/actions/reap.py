@@ -77,7 +77,8 @@ def give_back(cgroup: Path) -> int:
         if (cgroup / "memory.force_empty").exists():
             return _force_empty(cgroup)
         while (held := _usage(cgroup, "memory.current")) >= LEAST and cgroup_procs.populated(cgroup) is False:
-            whole = _reclaim(cgroup, min(held, PIECE))
+            with open(cgroup / "memory.reclaim", "wb", buffering=0) as file:
+                whole = file.write(b"%d" % min(held, PIECE)) is not None  # EAGAIN: not all of it could be had
             freed = held - _usage(cgroup, "memory.current")
             given += max(0, freed)
             if not whole or freed <= 0:
@@ -85,18 +86,6 @@ def give_back(cgroup: Path) -> int:
     except OSError:
         pass  # the cgroup went meanwhile, with all that was in it; Linux before 5.19
     return given
-
-
-def _reclaim(cgroup: Path, size: int) -> bool:
-    """Whether all of it could be had. Raises OSError."""
-    fd = os.open(cgroup / "memory.reclaim", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(size).encode())
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True
 
 
 def _force_empty(cgroup: Path) -> int:

@@ -207,7 +207,7 @@ def _protected(run_config: RunConfig) -> int:
         below = [path for path in node.iterdir() if path.is_dir()]
     except (MonitorError, OSError):
         return 0
-    return sum(limits.number(None, f"{path}/memory.min", limits.EVERYTHING) or 0 for path in below)
+    return sum(limits.number(f"{path}/memory.min", limits.EVERYTHING) or 0 for path in below)
 
 
 def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:

@@ -186,7 +186,7 @@ def _panic_on_oom() -> Iterator[Check]:
         version = cgroupfs.detect().version
     except MonitorError:
         return
-    value = limits.number(None, pod_brake.PANIC_ON_OOM)
+    value = limits.number(pod_brake.PANIC_ON_OOM)
     what = f"vm.panic_on_oom {'cannot be read' if value is None else f'is {value}'}"
     if pod_brake.panics_at_cap(version):
         detail = f"{what}: a held pod gets no cap, because an OOM kill at it could panic the machine"

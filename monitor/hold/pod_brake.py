@@ -57,7 +57,7 @@ def panics_at_cap(version: int) -> bool:
     """Whether the kernel panics, instead of a kill, at a cap on this version of cgroups; also where that is not known.
     v1's cap kills no process. It may change at any time, and a read takes 10 us.
     """
-    return version == 2 and limits.number(None, PANIC_ON_OOM) not in (0, 1)
+    return version == 2 and limits.number(PANIC_ON_OOM) not in (0, 1)
 
 
 def plan_limit(

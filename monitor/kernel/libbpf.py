@@ -57,13 +57,14 @@ def libbpf() -> ctypes.CDLL:
     raise CannotError("libbpf is not installed", "apt-get install libbpf1 (Debian 12+) or libbpf0")
 
 
-def failure(what: str) -> MonitorError:
-    """The error for the errno of libbpf's last call."""
-    number = ctypes.get_errno()
+def failure(what: str, number: int | None = None, remedy: str = "") -> MonitorError:
+    """The error for an errno, by default that of libbpf's last call."""
+    number = ctypes.get_errno() if number is None else number
     text = f"{what}: {os.strerror(number)}"
     if number in (errno.EPERM, errno.EACCES):
         return CannotError(text, PRIVILEGES)
-    return MonitorError(text, remedy_of(number, "`outrace unload` and start again; or another hook (`--hooks`)"))
+    remedy = remedy or "`outrace unload` and start again; or another hook (`--hooks`)"
+    return MonitorError(text, remedy_of(number, remedy))
 
 
 #: System call numbers of bpf and perf_event_open.
@@ -134,9 +135,7 @@ def attach_kprobe(function: str, prog: int) -> int:
 
 
 def _kprobe_refused(function: str, number: int) -> MonitorError:
-    text = f"cannot attach a kprobe to {function}: {os.strerror(number)}"
-    if number in (errno.EPERM, errno.EACCES):
-        return CannotError(text, PRIVILEGES)
+    remedy = "use another of --hooks; the kernel's log (dmesg) may say why"
     if number == errno.EINVAL:
-        return MonitorError(text, "see /sys/kernel/debug/kprobes/blacklist, and use another of --hooks")
-    return MonitorError(text, remedy_of(number, "use another of --hooks; the kernel's log (dmesg) may say why"))
+        remedy = "see /sys/kernel/debug/kprobes/blacklist, and use another of --hooks"
+    return failure(f"cannot attach a kprobe to {function}", number, remedy)

@@ -29,7 +29,7 @@ def total_pages(hierarchy: Hierarchy, node: Path) -> int:
     if limit is None:
         return (machine["MemTotal"] + swap) // PAGE
     swap = min(swap, max(0, (limits.read(hierarchy, node, swap=False) or {}).get("swap_max", swap)))
-    if number(None, f"{node}/memory.swappiness") == 0:  # there is one for each cgroup on v1 alone
+    if number(f"{node}/memory.swappiness") == 0:  # there is one for each cgroup on v1 alone
         swap = 0
     return (limit + swap) // PAGE
 

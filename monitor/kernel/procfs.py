@@ -30,6 +30,8 @@ _MOST = 65536
 _MOST_ANCESTORS = 64
 #: In the flags of /proc/PID/stat (include/linux/sched.h).
 _PF_KTHREAD, _PF_EXITING = 0x00200000, 0x00000004
+#: Where cgroup v2 is mounted does not matter: paths are compared from their end.
+_UNIFIED = Hierarchy(2, Path("/"))
 
 
 class Process:
@@ -281,26 +283,18 @@ class Spared:
 
     def within(self, cgroup: Path) -> bool:
         """Whether one of them is in a cgroup of v2, or below it. A read of 20 us for each, however many there are."""
-        return any(cgroup.as_posix().endswith(above) for pid in self.pids() for above in _unified(pid))
+        for pid in self.pids():
+            with contextlib.suppress(OSError), Process(pid) as process:
+                path = process.memory_cgroup(_UNIFIED) or Path()
+                if any(f"{cgroup}".endswith(f"{above}") for above in (path, *path.parents) if above.name):
+                    return True
+        return False
 
     def _drop_ended(self) -> None:
         for fd, _ in self._poll.poll(0):
             self._poll.unregister(fd)
             os.close(fd)
             self._fds = {pid: kept for pid, kept in self._fds.items() if kept != fd}
-
-
-def _unified(pid: int) -> Iterator[str]:
-    """A process's path in the hierarchy of cgroup v2 and those above it, without the root."""
-    try:
-        with open(f"/proc/{pid}/cgroup", "rb") as file:
-            lines = file.read().splitlines()
-    except OSError:
-        return  # ended
-    path = next((os.fsdecode(line[3:]) for line in lines if line.startswith(b"0::")), "")
-    while path.strip("/"):
-        yield path
-        path = path.rpartition("/")[0]
 
 
 def with_ancestors() -> Spared:

@@ -30,7 +30,8 @@ from monitor.kernel.wire import PAGE
 VMSTAT = "/proc/vmstat"
 #: The lists of page cache in memory.stat. Keys have the newline before them.
 STAT_KEYS = {1: (b"\ntotal_inactive_file ", b"\ntotal_active_file "), 2: (b"\ninactive_file ", b"\nactive_file ")}
-#: What usage is made of, but for what the CPUs have charged ahead. (``kernel`` has zswap in it.)
+#: What usage is made of, but for what the CPUs have charged ahead. (``kernel`` has zswap in it. v1 does not say what
+#: the kernel has: where that is much, cgroups below are asked that need not be.)
 _USED_KEYS = {
     1: (b"\ntotal_rss ", b"\ntotal_cache "),
     2: (b"\nanon ", b"\nfile ", b"\nkernel ", b"\nsock ", b"\nhugetlb "),
@@ -52,14 +53,13 @@ class Files:
     path: Path | None  # None: the machine
     usage_fd: int
     stat_fd: int
-    kmem_fd: int = -1  # v1, with ceilings
     noted: int = 0  # bytes of its usage at the last step
     stat_ns: int = 0  # when memory.stat was read
     below: list[Files] = field(default_factory=list)  # the watched cgroups right below
     gone: bool = False  # removed: it keeps what was read last
 
     def close(self) -> None:
-        for fd in (self.usage_fd, self.stat_fd, self.kmem_fd):
+        for fd in (self.usage_fd, self.stat_fd):
             if fd >= 0:
                 os.close(fd)
 
@@ -127,14 +127,6 @@ class PolledTable(Table):
             self._is_linked = False
         super()._clear(at)
 
-    def set_ceilings(self, index: int, ceilings: list[int], pull_above: int = NO_CEILING) -> None:
-        """Nothing pulls a trigger."""
-        super().set_ceilings(index, ceilings, pull_above)
-        files = self._files[index]
-        if self._hierarchy.version == 1 and files.path is not None and files.kmem_fd < 0:
-            with suppress(OSError):  # built without: kernel memory is not in usage either
-                files.kmem_fd = os.open(files.path / "memory.kmem.usage_in_bytes", os.O_RDONLY | os.O_CLOEXEC)
-
     def cross(self, index: int, mask: int) -> None:
         """Take the ceilings in ``mask`` as crossed."""
         self._words[index * WORDS + domains.CROSSED] |= mask
@@ -192,18 +184,12 @@ class PolledTable(Table):
         usage = self.read_usage(files)
         used = usage - self.reading(files.at).cache
         over = [ceiling * PAGE for ceiling in ceilings if used > ceiling * PAGE]
-        return bool(over and files.below) and used - self._unaccounted(usage, files, data) <= max(over)
-
-    def _unaccounted(self, usage: int, files: Files, data: bytes) -> int:
-        """Bytes of ``usage`` that memory.stat should know the nature of, and does not."""
+        if not over or not files.below:
+            return False
         known = sum([number(data, key) for key in _USED_KEYS[self._hierarchy.version]])
-        if self._hierarchy.version == 2:
-            if b"\nkernel " not in data:
-                known += sum([number(data, key) for key in _KERNEL_KEYS])
-        elif files.kmem_fd >= 0:
-            with suppress(OSError):  # removed
-                known += int(os.pread(files.kmem_fd, 32, 0))
-        return max(0, usage - known - _AHEAD)
+        if self._hierarchy.version == 2 and b"\nkernel " not in data:
+            known += sum([number(data, key) for key in _KERNEL_KEYS])
+        return used - max(0, usage - known - _AHEAD) <= max(over)
 
     def refresh_a_leaf(self) -> None:
         """Read memory.stat of one more watched cgroup that has none below it, in turn."""

@@ -120,7 +120,7 @@ def test_where_they_are_is_asked_before_all_of_a_pod_is_killed_at_once(monkeypat
     """`cgroup.kill` of a pod of thousands, before the look at it came to them. (Their places on v2 are faked.)"""
     spared = Spared()
     assert not spared.within(Path("/sys/fs/cgroup/kubepods/poda"))
-    monkeypatch.setattr("monitor.kernel.procfs._unified", lambda _pid: iter(["/kubepods/poda/c", "/kubepods/poda"]))
+    monkeypatch.setattr("monitor.kernel.procfs.Process.memory_cgroup", lambda *_: Path("/kubepods/poda/c"))
     assert spared.within(Path("/sys/fs/cgroup/kubepods/poda"))
     assert spared.within(Path("/sys/fs/cgroup/kubepods/poda/c"))
     assert not spared.within(Path("/sys/fs/cgroup/kubepods/podb"))
