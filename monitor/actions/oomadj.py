@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -263,24 +264,20 @@ class OomScores:
         return Wanted(pid, started, is_now, should, path)
 
     def _write(self, pod: _PodScores, process: Process, wanted: Wanted) -> None:
-        is_now, should = wanted.is_now, wanted.should
         try:
-            written = process.set_oom_score_adj(should)
+            if not process.set_oom_score_adj(wanted.should):
+                return
         except PermissionError:
             self.denied += 1
             # Opening the file of another user takes CAP_DAC_OVERRIDE (it is that user's, mode 0644), lowering what is
             # in it CAP_SYS_RESOURCE.
-            problem = f"oom_score_adj cannot be {'lowered' if should < is_now else 'written'} (EACCES)"
-            self._report_denial(problem, pod, wanted)
-            # Without the capability the kernel lets a value go down to the least a privileged process ever set, 0
-            # unless it was lowered before (fs/proc/base.c, __set_oom_adj): go as far as that.
-            to_zero = is_now > 0 > should and self._note(pod, [wanted._replace(should=0)])
-            written = to_zero and self._may_set(process, 0)
-        if not written:
+            what = "lowered" if wanted.should < wanted.is_now else "written"
+            self._report_denial(f"oom_score_adj cannot be {what} (EACCES)", pod, wanted)
             return
         path = process.memory_cgroup(self.hierarchy)
         if path is not None and not path.is_relative_to(pod.found.cgroup):
-            self._may_set(process, is_now)  # it left between the look at its cgroup and the write
+            with suppress(PermissionError):
+                process.set_oom_score_adj(wanted.is_now)  # it left between the look at its cgroup and the write
             return
         self.written += 1
 
@@ -290,12 +287,6 @@ class OomScores:
             self._denial_reported = True
             fields = {"pod": pod.label, "pid": wanted.pid, "is_now": wanted.is_now, "should_be": wanted.should}
             self.log("warning", problem, **fields, remedy=REMEDY)
-
-    def _may_set(self, process: Process, value: int) -> bool:
-        try:
-            return process.set_oom_score_adj(value)
-        except PermissionError:
-            return False  # `_write` counts and logs what could not be lowered
 
 
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:

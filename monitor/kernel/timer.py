@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import struct
 from contextlib import suppress
 
 from monitor.errors import CannotError
@@ -12,8 +13,8 @@ from monitor.errors import CannotError
 _CLOCK_MONOTONIC = 1
 
 
-class _Itimerspec(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+#: struct itimerspec: seconds and nanoseconds of the interval, and until the first time.
+_SPEC = struct.Struct("4l")
 
 
 class Timer:
@@ -28,7 +29,6 @@ class Timer:
         self._fd = fd
         if self._fd < 0:
             raise CannotError(f"no timerfd: {os.strerror(ctypes.get_errno())}", "raise RLIMIT_NOFILE")
-        self._spec = _Itimerspec()
 
     def fileno(self) -> int:
         return self._fd
@@ -38,8 +38,7 @@ class Timer:
 
     def set(self, ns: int) -> None:
         """Readable in ``ns`` from now (at least 1)."""
-        self._spec.first_s, self._spec.first_ns = divmod(max(1, ns), 1_000_000_000)
-        self._libc.timerfd_settime(self._fd, 0, ctypes.byref(self._spec), None)
+        self._libc.timerfd_settime(self._fd, 0, _SPEC.pack(0, 0, *divmod(max(1, ns), 1_000_000_000)), None)
 
     def acknowledge(self) -> None:
         with suppress(BlockingIOError):

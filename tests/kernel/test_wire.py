@@ -1,8 +1,11 @@
 """The structs that BPF writes and Python reads are the same bytes: the header against the decoder, and real records."""
 
 import itertools
+import os
 import re
+import signal
 import struct
+import subprocess
 
 import pytest
 
