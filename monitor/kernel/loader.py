@@ -17,13 +17,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from monitor import __version__
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.kernel import cgroupfs, charging, libbpf, pins, python
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.instances import claim, remove, tidy
@@ -195,22 +195,26 @@ def _run_loader(state_dir: Path, directory: Path, hook: str, formulas: int) -> N
     """Load and pin, in a process of its own. Raises CannotError."""
     instance = directory.parent
     log = state_dir / LOG
-    with suppress(OSError):
-        log.unlink()  # an earlier loader's
-    done = subprocess.run(
-        python.command("monitor.kernel.loader", str(state_dir), str(directory), hook, str(formulas)),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": package_path(), _PARENT: str(os.getpid())},
-    )
+    try:
+        with open(log, "w", opener=partial(os.open, mode=0o600)) as errors:
+            done = subprocess.run(
+                python.command("monitor.kernel.loader", str(state_dir), str(directory), hook, str(formulas)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"PYTHONPATH": package_path(), _PARENT: str(os.getpid())},
+            )
+    except OSError as error:
+        remedy = remedy_of(error.errno, "free space there, or use another --state-dir")
+        raise CannotError(f"the BPF loader cannot be started: {error}", remedy) from None
     try:
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         # clang inside BCC may crash on what it cannot parse; then only the log knows at what.
-        tail = " / ".join(done.stderr.strip().splitlines()[-3:]) or "it wrote nothing"
+        tail = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) or "it wrote nothing"
         with suppress(OSError), open(log, "a") as file:
-            file.write(f"{done.stderr}\nthe loader ended with status {done.returncode}\n")
+            file.write(f"\nthe loader ended with status {done.returncode}\n")
         tidy(instance)
         why = "killed, it most likely wanted memory: it needs 150 MB; " if done.returncode == -signal.SIGKILL else ""
         problem = f"the BPF loader ended with status {done.returncode}: {tail}"
@@ -253,20 +257,6 @@ def prepare_headers(tree: Path, text: str) -> str:
     return str(tree)
 
 
-@contextmanager
-def _stderr_to(path: Path) -> Iterator[None]:
-    """clang and the verifier write to descriptor 2; keep it for the error message."""
-    saved = os.dup(2)
-    fd = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-    os.dup2(fd, 2)
-    os.close(fd)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-
-
 def _load(state_dir: Path, directory: Path, hook: str, formulas: int) -> None:
     bpf, programs = _compiled(state_dir, hook, formulas)
     parent = directory.parent
@@ -304,11 +294,10 @@ def _compiled(state_dir: Path, hook: str, formulas: int) -> tuple[Any, dict[str,
     flags = [*compile_flags(hook, formulas), "-Wno-macro-redefined"]
     log = state_dir / LOG
     try:
-        with _stderr_to(log):
-            bpf = BPF(text=program_text(hook), cflags=flags)
-            always = [name for name in pins.TRACEPOINTS if name not in pins.PRESSURE]
-            programs = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in (*always, *pins.RUN)}
-            return bpf, programs | _load_hook(bpf, hook, log)
+        bpf = BPF(text=program_text(hook), cflags=flags)
+        always = [name for name in pins.TRACEPOINTS if name not in pins.PRESSURE]
+        programs = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in (*always, *pins.RUN)}
+        return bpf, programs | _load_hook(bpf, hook, log)
     except HookRefusedError:
         raise
     except Exception as error:  # noqa: BLE001  # bcc raises bare Exception for whatever clang or the verifier refuse
