@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -132,16 +132,13 @@ def _way(path: Path) -> Iterator[tuple[str, os.stat_result, bool]]:
         at = os.path.normpath(os.path.join(at, rest.pop()))
 
 
-def alone() -> Callable[[Path], str] | None:
-    """What finds out, for root, which other user could change a file: "" or a line with the remedy. None for other
-    users: each answers for its own files.
+def distrust_file(path: Path) -> str:
+    """Which other user could change a file that root is to believe, with the remedy. "" if none, and for other users:
+    each answers for its own files.
     """
-    return _line if os.geteuid() == 0 else None
-
-
-def _line(path: Path) -> str:
     try:
-        check_alone(path)
+        if os.geteuid() == 0:
+            check_alone(path)
     except ChangeableError as error:
         return str(error)
     return ""

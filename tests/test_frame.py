@@ -1,5 +1,6 @@
 """The frame around everything: the command, its exit codes, how data is printed, the doctor, set-up, packaging."""
 
+import errno
 import json
 import os
 import re

@@ -33,7 +33,7 @@ from monitor.kernel.mounts import join_machine_cgroups
 from monitor.kernel.sched import refuses_realtime
 from monitor.link.counters import SharedStats
 from monitor.link.daemon_socket import opened, run_dir
-from monitor.owner import ChangeableError, alone, check_alone, mend
+from monitor.owner import ChangeableError, check_alone, distrust_file, mend
 from monitor.policy.signals import MEMORY_SIGNALS
 from monitor.settings.config import CONFIG_FD, ENFORCE, RunConfig
 from monitor.side.export.log import Log
@@ -306,8 +306,7 @@ def _lock(path: Path, name: str, what: str, mode: int, remedy: str) -> int:
 
 def warn_of_code(files: Sequence[str], log: Log) -> None:
     """Root that runs a checkout in a user's home is that user; so is a helper that starts again months later."""
-    distrust = alone()
-    for problem in dict.fromkeys(distrust(Path(path)) for path in files) if distrust is not None else ():
+    for problem in dict.fromkeys(distrust_file(Path(path)) for path in files):
         if problem:
             log.warning("another user can change the code that root runs", problem=problem)
 

@@ -37,7 +37,7 @@ from monitor.kube.cluster import (
     parse_server,
     token_file,
 )
-from monitor.owner import ChangeableError, alone, program, search_path
+from monitor.owner import ChangeableError, distrust_file, program, search_path
 
 #: A plugin may ask an identity provider over the network.
 TIMEOUT_S = 30.0
@@ -142,7 +142,7 @@ def find(
     inside = env.get("KUBERNETES_SERVICE_HOST") and not _is_missing(service_account / "token") and not context
     if not env.get("KUBECONFIG") and (inside or _is_missing(paths[0])):
         return in_cluster(env, service_account)
-    return load(paths, context, plugins=alone() is None)  # root runs one only of a file that is named
+    return load(paths, context, plugins=os.geteuid() != 0)  # root runs one only of a file that is named
 
 
 def load(paths: tuple[Path, ...], context: str = "", *, plugins: bool = True) -> ClusterConfig:
@@ -186,7 +186,7 @@ def load(paths: tuple[Path, ...], context: str = "", *, plugins: bool = True) ->
 
 
 def _check_alone(path: Path, where: str) -> None:
-    if (distrust := alone()) is not None and (problem := distrust(path)):
+    if problem := distrust_file(path):
         raise ConfigError(f"{where}: not believed: {problem}, or name a copy that root alone can write")
 
 
@@ -225,7 +225,7 @@ def _plugin(cluster: _Entry, user: _Entry, values: object) -> Credentials:
         env = {str(one["name"]): str(one["value"]) for one in entry.values.get("env") or ()}
     except (TypeError, LookupError):
         raise ConfigError(f"{entry.where('env')}: is no list of name and value") from None
-    if alone() is not None:
+    if os.geteuid() == 0:
         env = {"PATH": search_path(), **env}
     asked: dict[str, object] = {"interactive": False}
     if entry.flag("provideClusterInfo"):
@@ -244,7 +244,7 @@ def _command(entry: _Entry) -> str:
     if "/" in command:
         command = str(entry.path.parent / command)
         _check_alone(Path(command), where)
-    elif alone() is not None:
+    elif os.geteuid() == 0:
         try:
             return program(command)
         except ChangeableError as error:

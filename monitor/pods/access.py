@@ -19,7 +19,7 @@ from monitor.kube.cluster import ClusterConfig, Credentials, in_cluster
 from monitor.kube.decode import Object
 from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
-from monitor.owner import alone
+from monitor.owner import distrust_file
 from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodCache, PodFeed
 from monitor.pods.installations import NodeKubelet, find_kubelet
 from monitor.pods.model import Ends
@@ -123,9 +123,8 @@ class Access:
             raise ConfigError(self.kubelet.refused)
         else:
             trust = self.kubelet.trust
-        if (distrust := alone()) is not None:
-            for problem in filter(None, map(distrust, trust.paths())):
-                raise ConfigError(f"the kubelet's certificate is not believed: {problem}")
+        for problem in filter(None, map(distrust_file, trust.paths())):
+            raise ConfigError(f"the kubelet's certificate is not believed: {problem}")
         return kubelet_config(url or self.kubelet.url, trust, credentials, "--pods kubelet")
 
     def server(self, kind: str, argument: str) -> ClusterConfig:

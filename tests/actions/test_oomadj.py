@@ -1,6 +1,7 @@
 """oom_score_adj: the values themselves, and real processes in real cgroups."""
 
 import dataclasses
+import os
 import shutil
 import subprocess
 import time

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
