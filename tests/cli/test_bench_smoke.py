@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import cgroupfs, pins
+from monitor.kernel import cgroupfs, instances, pins
 from monitor.lab import bench_footprint
 from monitor.lab.bench import summary
-from tests.pin_instances import state_directory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +34,7 @@ def run_bench(directory: Path, name: str, *options: str) -> tuple[int, dict[str,
     assert answer["bench"] == name
     assert not [path for path in cgroupfs.detect().root.iterdir() if path.name.endswith(f"{name}-{bench.pid}")]
     assert not list(directory.iterdir())
-    owners = [state_directory(instance) for instance in (pins.ROOT.iterdir() if pins.ROOT.is_dir() else ())]
+    owners = [instances.owner(instance) for instance in (pins.ROOT.iterdir() if pins.ROOT.is_dir() else ())]
     assert not [owner for owner in owners if owner is not None and owner.is_relative_to(directory)]
     return bench.returncode, {row["name"]: row for row in answer["results"]}
 

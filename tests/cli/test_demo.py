@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kernel import cgroup_procs, cgroupfs, pins
+from monitor.kernel import cgroup_procs, cgroupfs, instances, pins
 from monitor.kernel.procfs import readable
 from monitor.lab.bench_footprint import processes
 from tests import live
-from tests.pin_instances import state_directory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -27,12 +26,12 @@ def traces(pid: int) -> list[Path]:
     return found + [path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith(stem)]
 
 
-def instances(pids: list[int]) -> list[Path]:
+def pins_of(pids: list[int]) -> list[Path]:
     """Pins of the daemon that is one of these processes: others may run on this machine."""
     found = []
     for instance in pins.ROOT.iterdir() if pins.ROOT.is_dir() else ():
         with suppress(OSError):  # without a lock, or gone as it is looked at
-            state = state_directory(instance)
+            state = instances.owner(instance)
             if state is not None and (state / "lock").read_text().strip() in map(str, pids):
                 found.append(instance)
     return found
@@ -95,7 +94,7 @@ def test_nothing_is_left_however_it_ends(number: signal.Signals) -> None:
         for pid in pids:
             with suppress(ProcessLookupError):  # a hog that has died since
                 watched.append(os.pidfd_open(pid))
-        (mine,) = live.until(lambda: instances(pids), "the daemon to be known by its lock")
+        (mine,) = live.until(lambda: pins_of(pids), "the daemon to be known by its lock")
         process.send_signal(number)
         out, err = process.communicate(timeout=240)
     finally:

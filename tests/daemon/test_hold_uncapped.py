@@ -91,5 +91,5 @@ def test_a_start_warns_of_it(
 ) -> None:
     sysctl.write_text(value)
     monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(version, Path("/x")))
-    _announce(RunConfig(**options), Choice("cgroups", "as given"), False, ())
+    _announce(RunConfig(**options), Choice("cgroups", "as given"), False)
     assert "".join(capfd.readouterr()).count("vm.panic_on_oom=2") == warned

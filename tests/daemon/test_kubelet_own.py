@@ -309,7 +309,7 @@ def test_a_kubelet_whose_thresholds_cannot_be_read(
     assert "none.yaml: No such file or directory" in config.kubelet_unread
     assert "/configz: " in config.kubelet_unread
     assert "403" in config.kubelet_unread
-    _announce(RunConfig.from_json(config.to_json()), Choice("cgroups", "as given"), False, ())
+    _announce(RunConfig.from_json(config.to_json()), Choice("cgroups", "as given"), False)
     output = capfd.readouterr().err
     assert "the kubelet's configuration cannot be read" in output
     assert "none.yaml: No such file or directory" in output

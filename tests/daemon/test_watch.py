@@ -9,7 +9,7 @@ import pytest
 
 from monitor.hot.housekeeping import Housekeeping
 from monitor.kernel import bounds, cgroupfs
-from monitor.kernel.domains import _PULL, NO_CEILING, WORDS, Reading, ceiling_pages
+from monitor.kernel.domains import NO_CEILING, PULL, WORDS, Reading, ceiling_pages
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.policy.signals import MEMORY
 from monitor.policy.thresholds import parse_thresholds
@@ -54,10 +54,10 @@ def test_the_kernel_compares_what_the_policy_would() -> None:
                 assert seen.stamp_ns == event.ts_ns
             words = watch.table._words
             (hard,) = [t.quantity(made.capacity) for t in made.thresholds if t.hard]
-            pull_above = words[made.index * WORDS + _PULL]
+            pull_above = words[made.index * WORDS + PULL]
             assert pull_above == ceiling_pages(made.capacity, hard), "only hard thresholds are answered there"
             arm_thresholds(watch.table, made, kernel_trigger=False)
-            assert words[made.index * WORDS + _PULL] == NO_CEILING
+            assert words[made.index * WORDS + PULL] == NO_CEILING
         finally:
             os.close(made.usage_fd)
 

@@ -125,7 +125,7 @@ def test_records_outlive_the_daemon(tmp_path: Path, api: FakeApiServer) -> None:
 
 
 def test_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.side.cluster.reports.KEEP", 2)
+    monkeypatch.setattr("monitor.side.cluster.record.KEEP", 2)
     pending = pending_records(tmp_path)
     for number in range(6):
         pending.write(Record(str(number), "default", "web", "u", 0.0, {}, ()))

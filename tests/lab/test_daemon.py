@@ -8,12 +8,11 @@ import pytest
 
 from monitor.cli import run
 from monitor.errors import InUseError, MonitorError
-from monitor.kernel import loader
+from monitor.kernel import instances, loader
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.side.export.log import Log
 from tests import live
-from tests.pin_instances import state_directory
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -49,7 +48,7 @@ def test_its_own_state_dir_and_pins_go_with_the_node() -> None:
         daemon.process.wait(live.TIMEOUT_S)
     assert not instance.exists()
     assert not state.exists()
-    assert state_directory(instance) is None
+    assert instances.owner(instance) is None
 
 
 def test_one_that_hangs_is_killed(node: LabNode) -> None:

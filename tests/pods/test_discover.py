@@ -89,7 +89,7 @@ def test_a_list_without_authentication_is_taken_where_it_is_given(
     choice, _ = settle(config)
     assert choice.spec == given
     for enforce in (False, True):
-        _announce(dataclasses.replace(config, enforce=enforce), choice, False, ())
+        _announce(dataclasses.replace(config, enforce=enforce), choice, False)
         assert ("is not authenticated" in capfd.readouterr().err) == enforce
 
 
