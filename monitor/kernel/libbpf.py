@@ -1,5 +1,7 @@
-"""Calls of BPF by ctypes: libbpf, and for a kprobe `perf_event_open`, the kernel's own interface
-(include/uapi/linux/perf_event.h), which libbpf does not call alike in all its releases.
+"""Calls of BPF by ctypes: libbpf, and two system calls that it does not do alike in all its releases.
+
+`bpf(BPF_PROG_LOAD)` to find out whether that is allowed, and `perf_event_open` for a kprobe. Both are the kernel's own
+interface (include/uapi/linux/bpf.h, perf_event.h), the same on every release that has them.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import struct
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError, remedy_of
-from monitor.kernel import sched
 
 RING_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -64,27 +67,51 @@ def failure(what: str, number: int | None = None, remedy: str = "") -> MonitorEr
     return MonitorError(text, remedy_of(number, remedy))
 
 
-#: System call numbers of perf_event_open.
-_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
+#: System call numbers of bpf and perf_event_open.
+_NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
+_BPF_PROG_LOAD, _PROG_TYPE_RAW_TRACEPOINT = 5, 17
+#: union bpf_attr of BPF_PROG_LOAD: type, instructions, licence, log, version, flags, name.
+_LOAD = struct.Struct("=II QQ II QII 16s")
 #: struct perf_event_attr up to config2 (PERF_ATTR_SIZE_VER1).
 _EVENT = struct.Struct("=II QQ QQQ II QQ")
 _EVENT_IOC_SET_BPF, _EVENT_IOC_ENABLE = 0x40042408, 0x2400
 _FLAG_FD_CLOEXEC = 8
 PRIVILEGES = "run as root with CAP_BPF and CAP_PERFMON"
-_CAP_SYS_ADMIN, _CAP_PERFMON, _CAP_BPF = 21, 38, 39
+#: r0 = 0; exit
+_NOTHING = bytes.fromhex("b7000000000000009500000000000000")
 KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 
 
-def may_load() -> bool:
-    """Whether this process may load programs that trace: to compile one that is refused takes a second and 150 MB."""
-    return sched.has(_CAP_SYS_ADMIN) or (sched.has(_CAP_PERFMON) and sched.has(_CAP_BPF))
+def _call(which: int, *arguments: object) -> int:
+    numbers = _NUMBERS.get(os.uname().machine)
+    if numbers is None:
+        raise CannotError(f"kprobe is not supported on {os.uname().machine}", "use another of --hooks")
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(ctypes.c_long(numbers[which]), *arguments)
+    return result
+
+
+def load_problem() -> str:
+    """Why this process may load no program that traces ("" if it may), found out by loading one that does nothing:
+    compiling those that do something takes a second.
+    """
+    with suppress(OSError, ValueError):  # no CAP_SYS_RESOURCE; before Linux 5.11 memory of BPF counts against this
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    code, licence = ctypes.create_string_buffer(_NOTHING, len(_NOTHING)), ctypes.create_string_buffer(b"GPL")
+    program = _PROG_TYPE_RAW_TRACEPOINT, len(_NOTHING) // 8, ctypes.addressof(code), ctypes.addressof(licence)
+    attr = ctypes.create_string_buffer(_LOAD.pack(*program, 0, 0, 0, 0, 0, b"nothing"), _LOAD.size)
+    try:
+        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), attr, ctypes.c_long(_LOAD.size))
+    except CannotError:
+        return ""  # not known how to ask on this machine
+    if fd < 0:
+        return os.strerror(ctypes.get_errno())
+    os.close(fd)
+    return ""
 
 
 def attach_kprobe(function: str, prog: int) -> int:
     """Run ``prog`` whenever a kernel function is entered, until the descriptor is closed. Raises MonitorError."""
-    number = _PERF_EVENT_OPEN.get(os.uname().machine)
-    if number is None:
-        raise CannotError(f"kprobe is not supported on {os.uname().machine}", "use another of --hooks")
     try:
         kind = int(KPROBE_PMU.read_text())
     except FileNotFoundError:
@@ -95,9 +122,7 @@ def attach_kprobe(function: str, prog: int) -> int:
     attr = bytearray(_EVENT.pack(kind, _EVENT.size, 0, 1, 0, 0, 0, 1, 0, ctypes.addressof(name), 0))
     buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
     # On CPU 0 for no process: the kernel runs the program on every CPU, and only the counting would be CPU 0's alone.
-    fd: int = ctypes.CDLL(None, use_errno=True).syscall(
-        ctypes.c_long(number), buffer, *map(ctypes.c_long, (-1, 0, -1, _FLAG_FD_CLOEXEC))
-    )
+    fd = _call(1, buffer, ctypes.c_long(-1), ctypes.c_long(0), ctypes.c_long(-1), ctypes.c_long(_FLAG_FD_CLOEXEC))
     if fd < 0:
         raise _kprobe_refused(function, ctypes.get_errno())
     try:

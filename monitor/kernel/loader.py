@@ -149,8 +149,8 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO, formulas: int = KUBELETS) -
     offers = [one for one in charging.bpf_offers(state_dir, wanted=hook, formulas=formulas) if one.name in wanted]
     last: CannotError | None = None
     for offer in (offer for offer in offers if offer.ok):
-        if not libbpf.may_load():
-            raise CannotError("this process may not load BPF programs", libbpf.PRIVILEGES)
+        if problem := libbpf.load_problem():
+            raise CannotError(f"this process may not load BPF programs: {problem}", libbpf.PRIVILEGES)
         try:
             _run_loader(state_dir, instance / wanted[offer.name], offer.name, formulas)
             return instance / wanted[offer.name], True
