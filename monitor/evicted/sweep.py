@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -241,11 +241,21 @@ class Progress:
 class Sweep:
     """``retry_s``: how long a request is tried again while the server is away, throttles or fails."""
 
-    def __init__(self, client: ApiClient, *, rate: float = 10.0, retry_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        rate: float = 10.0,
+        retry_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
         self._client = client
         self._pause_s = 1.0 / rate
         self._due_s = 0.0  # when the next delete may be
-        self._retry_s = retry_s
+        self._clock = clock
+        self._wait = wait
+        self._retrying = partial(retrying, total_s=retry_s, clock=clock, wait=wait)
 
     def find(
         self, namespaces: Iterable[str] = (), label_selector: str = "", node: str = ""
@@ -264,7 +274,7 @@ class Sweep:
             )
 
         for namespace in dict.fromkeys(namespaces) or ("",):
-            for one in retrying(partial(listed, namespace), self._retry_s).items:
+            for one in self._retrying(partial(listed, namespace)).items:
                 if isinstance(one, EvictedPod):
                     pods.append(one)
                 else:
@@ -299,7 +309,7 @@ class Sweep:
         """One of `OUTCOMES`; raises KubeError. What has changed since it was listed is left to the next sweep."""
         call = partial(self._client.delete, PODS, pod.name, pod.namespace)
         try:
-            left = retrying(partial(call, uid=pod.uid, resource_version=pod.resource_version), self._retry_s)
+            left = self._retrying(partial(call, uid=pod.uid, resource_version=pod.resource_version))
         except NotFound:
             return GONE
         except Conflict:
@@ -309,6 +319,6 @@ class Sweep:
         return MARKED if metadata.get("deletionTimestamp") and metadata.get("finalizers") else DELETED
 
     def _pace(self) -> None:
-        if (pause_s := self._due_s - time.monotonic()) > 0:
-            time.sleep(pause_s)
-        self._due_s = time.monotonic() + self._pause_s
+        if (pause_s := self._due_s - self._clock()) > 0:
+            self._wait(pause_s)
+        self._due_s = self._clock() + self._pause_s

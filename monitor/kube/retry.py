@@ -92,18 +92,23 @@ def turning(turn: Callable[[], float | None], stop: threading.Event, woken: thre
         woken.clear()
 
 
-def retrying(call: Callable[[], T], total_s: float) -> T:
+def retrying(
+    call: Callable[[], T],
+    total_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], object] = time.sleep,
+) -> T:
     """What ``call`` returns, tried again for ``total_s`` seconds after errors that pass. Then the last error.
 
     ``call`` must be one that may be carried out twice: an answer may have been lost.
     """
-    back_off = BackOff(first_s=0.1, cap_s=5.0, clock=time.monotonic)
-    deadline = time.monotonic() + total_s
+    back_off = BackOff(first_s=0.1, cap_s=5.0, clock=clock)
+    deadline = clock() + total_s
     while True:
         try:
             return call()
         except KubeError as error:
             pause_s = back_off.next_s(error)
-            if not passes(error) or time.monotonic() + pause_s > deadline:
+            if not passes(error) or clock() + pause_s > deadline:
                 raise
-        time.sleep(pause_s)
+        wait(pause_s)

@@ -3,7 +3,7 @@
 import gc
 import tracemalloc
 from collections.abc import Callable
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,16 +22,16 @@ Make = Callable[..., Sweep]
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> WaitedClock:
-    made = WaitedClock()
-    for module in ("monitor.kube.retry", "monitor.evicted.sweep"):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=made, sleep=made.wait))
-    return made
+def clock() -> WaitedClock:
+    return WaitedClock()
 
 
 @pytest.fixture
 def make(client: ApiClient, clock: WaitedClock) -> Make:
-    return lambda **options: Sweep(client, **{"rate": 1000.0, **options})
+    def make(**options: Any) -> Sweep:
+        return Sweep(client, **{"rate": 1000.0, "clock": clock, "wait": clock.wait, **options})
+
+    return make
 
 
 def swept(sweep: Sweep) -> Progress:
