@@ -16,7 +16,7 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner, candidates, total_pages
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
-from monitor.pods.cgroup_tree import kubepods_of
+from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.compat import quotient
@@ -105,7 +105,7 @@ class Node:
 
     def kubepods(self) -> Path | None:
         """The cgroup that holds all pods, if there is one."""
-        return kubepods_of(self.hierarchy, self.path, self.config.cgroup_root)
+        return of_pods(self.hierarchy, self.path, self.source.pods.values(), self.config.cgroup_root)
 
     def _read(self) -> tuple[Readings, list[dict[str, Any]], str]:
         """The domains, the pods, and where the figures come from."""

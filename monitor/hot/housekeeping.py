@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from monitor.errors import MonitorError
@@ -227,8 +228,8 @@ class Housekeeping:
     # thresholds
 
     def find_kubepods(self, pod: PodSeen) -> None:
-        """Watch kubepods from now on, if this pod shows that there is one."""
-        if "kubepods" in pod.cgroup and self.gauge.find_kubepods():
+        """Watch kubepods from now on, if this pod shows where it is."""
+        if "kubepods" in pod.cgroup and self.gauge.find_kubepods((Path(pod.cgroup), pod.uid)):
             self.watch_thresholds()
 
     def watch_thresholds(self) -> None:

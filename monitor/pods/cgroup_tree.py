@@ -7,14 +7,15 @@ Two drivers write two shapes, the same on cgroup v1 and v2, possibly below a --c
   where the uid has underscores for dashes, because a dash makes a level of slices
 
 A name alone proves nothing: a user with a delegated cgroup makes directories of any name in it. So root owns kubepods
-and all that is above it up to the mount, and no other user may write there; and kubepods is where the kubelet puts it.
+and all that is above it up to the mount, and no other user may write there; and kubepods is where the kubelet puts it,
+or holds a pod that is known by its uid.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,7 @@ from monitor.owner import distrust
 from monitor.policy.qos import is_mirror, is_static
 
 if TYPE_CHECKING:
+    from monitor.pods.model import FoundPod
     from monitor.policy.pods import Pod
 
 _CLASSES = {"burstable": "Burstable", "besteffort": "BestEffort", "guaranteed": "Guaranteed"}
@@ -177,10 +179,31 @@ def kubepods_of(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> Path
     return next((path for path in found if any(pods_in(path))), found[0] if found else None)
 
 
+def search(hierarchy: Hierarchy, node: Path, uids: Iterable[str]) -> Path | None:
+    """The kubepods nearest to the node that holds one of these pods. Directories of others are not gone into."""
+    known = set(uids)
+    return next((path for path in _candidates(hierarchy, node) if any(one.uid in known for one in pods_in(path))), None)
+
+
+def of_pod(hierarchy: Hierarchy, cgroup: Path, uids: Iterable[str]) -> Path | None:
+    """The kubepods that a pod with one of these uids lies in, by the pod's cgroup; None if that is not believed."""
+    if not cgroup.is_relative_to(hierarchy.root):
+        return None
+    kube = _believed(hierarchy, cgroup)
+    return hierarchy.root / kube.root if kube and kube.uid in tuple(uids) else None
+
+
 def _believed(hierarchy: Hierarchy, path: Path) -> KubePath | None:
     """What a path says, where it lies in a kubepods that root alone made."""
     kube = parse(str(path.relative_to(hierarchy.root)))
     return kube if kube and not distrust(hierarchy.root / kube.root, hierarchy.root) else None
+
+
+def of_pods(hierarchy: Hierarchy, node: Path, pods: Iterable[FoundPod], cgroup_root: str = "") -> Path | None:
+    """The node's kubepods, where the kubelet puts it or where known pods are."""
+    return kubepods_of(hierarchy, node, cgroup_root) or next(
+        (path for found in pods if (path := of_pod(hierarchy, found.cgroup, tree_uids(found.pod))) is not None), None
+    )
 
 
 def tree_uids(pod: Pod) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.owner import changed_by, mend
 from monitor.pods import cgroup_tree, claims, manifest_files
-from monitor.pods.cgroup_tree import holds_pods, kubepods_of, search_dirs, tree_uids, whose
+from monitor.pods.cgroup_tree import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
 from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan, Within, first
@@ -54,10 +54,11 @@ class SpecSource(PodSource):
     def _match(self, scan: Scan) -> None:
         self._outside = None
         self._ours = self._spared_cgroups()
-        self._list_kubepods()
+        manifests = list(self._manifests())
+        self._list_kubepods(manifests)
         owners = claims.Owners()
         seen: dict[str, str] = {}
-        for manifest in self._manifests():
+        for manifest in manifests:
             uid = manifest.pod.uid
             if uid in seen:
                 scan.errors.append(
@@ -88,12 +89,18 @@ class SpecSource(PodSource):
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
 
-    def _list_kubepods(self) -> None:
-        """Once in a scan: with 500 pods that is half of its time."""
-        self._dirs = {} if self._kubepods is None else _listed(self._kubepods)
-        if not self._dirs:
+    def _list_kubepods(self, manifests: Iterable[Manifest]) -> None:
+        if not self._has_pods():
             self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
-            self._dirs = {} if self._kubepods is None else _listed(self._kubepods)
+        if any(POD_CGROUP not in one.pod.annotations for one in manifests) and not self._has_pods():
+            uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
+            self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
+        # Once in a scan: with 500 pods that is half of its time.
+        there = () if self._kubepods is None else cgroup_tree.pods_in(self._kubepods)
+        self._dirs = {one.uid: one.path for one in there}
+
+    def _has_pods(self) -> bool:
+        return self._kubepods is not None and any(cgroup_tree.pods_in(self._kubepods))
 
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
@@ -216,11 +223,6 @@ class SpecSource(PodSource):
         if not found and len(pod.containers) == 1 and not any(k.startswith(f"{POD_CGROUP}.") for k in pod.annotations):
             found[pod.containers[0].name] = cgroup
         return found
-
-
-def _listed(kubepods: Path) -> dict[str, Path]:
-    """The pods' directories by uid."""
-    return {one.uid: one.path for one in cgroup_tree.pods_in(kubepods)}
 
 
 class ManifestSource(SpecSource):

@@ -18,7 +18,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.procfs import readable
 from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Reconfigure, Synced
-from monitor.pods.cgroup_tree import kubepods_of
+from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.kubelet_pass import admit
@@ -211,7 +211,7 @@ class PodSync:
 
     def find_kubepods(self) -> None:
         node = self.node
-        node.kubepods = kubepods_of(node.hierarchy, node.node_path, node.config.cgroup_root)
+        node.kubepods = of_pods(node.hierarchy, node.node_path, node.pods.values(), node.config.cgroup_root)
 
     def _update_state(self, change: Change) -> None:
         node, now = self.node, time.time()

@@ -11,13 +11,14 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.domains import Reading
 from monitor.link.messages import LogLine
 from monitor.link.outbox import Outbox
-from monitor.pods.cgroup_tree import kubepods_of
+from monitor.pods.cgroup_tree import kubepods_of, of_pod
 from monitor.policy.hold import MARGIN
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import STEP, RunConfig
@@ -85,12 +86,17 @@ class Gauge:
         self._met = 0
         self._look_ns = float(bounds.TURN_NS)
 
-    def find_kubepods(self) -> bool:
-        """Watch the kubepods cgroup as soon as there is one; True if it was found just now."""
+    def find_kubepods(self, pod: tuple[Path, str] | None = None) -> bool:
+        """Watch the kubepods cgroup as soon as there is one; True if it was found just now.
+
+        ``pod``: a pod's cgroup and uid, which tell where it is if it is not where the kubelet puts it.
+        """
         if any(w.name == "kubepods" for w in self.watches):
             return False
         hierarchy = self.hierarchy
         path = kubepods_of(hierarchy, self._node or hierarchy.root, self._config.cgroup_root)
+        if path is None and pod is not None:
+            path = of_pod(hierarchy, pod[0], pod[1:])
         if path is None:
             return False
         try:

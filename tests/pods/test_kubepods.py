@@ -9,8 +9,9 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
-from monitor.pods.cgroup_tree import candidate_paths, holds_pods, kubepods_of, whose
-from monitor.pods.model import Change
+from monitor.pods.cgroup_tree import candidate_paths, holds_pods, kubepods_of, of_pods, whose
+from monitor.pods.model import Change, FoundPod
+from monitor.policy.pods import pod_from_object
 from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
 from tests.pods.test_claims import NOBODY, OTHER, UID
 
@@ -50,6 +51,8 @@ def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
     assert (f"{fake} belongs to user {NOBODY}" in problem) == (fake.parent == node)
     assert kubepods_of(hierarchy, node) is None
     assert whose(hierarchy, fake / f"besteffort/pod{UID}") is None
+    found = FoundPod(pod_from_object({"metadata": {"name": "p", "uid": UID}}), fake / f"besteffort/pod{UID}", {})
+    assert of_pods(hierarchy, node, [found]) is None
     # The kubelet's own is found beside it.
     if fake.parent != node:
         cgroupfs.make(node / f"kubepods/burstable/pod{OTHER}/main")
@@ -57,13 +60,13 @@ def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
 
 
 @pytest.mark.live
-def test_many_directories_of_a_user_do_not_hide_the_kubelets(node: Path) -> None:
+def test_many_directories_of_a_user_do_not_hide_the_kubelets(node: Path, folder: Path) -> None:
     """More than 4,096 directories were enough. outrace does not descend into directories of an ordinary user now."""
     home = delegated(node / "home")
     as_user(*(home / f"d{i}" for i in range(4100)))
-    kubepods = node / "kubelet.slice/kubelet-kubepods.slice"
-    cgroupfs.make(kubepods / f"kubelet-kubepods-pod{UID.replace('-', '_')}.slice")
-    assert f"{kubepods} is not where the kubelet puts it by default" in polled("cgroups", node).problems[0]
+    cgroupfs.make(node / f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID.replace('-', '_')}.slice")
+    manifest(folder, "web", uid=UID)
+    assert uids(polled(folder, node)) == [UID]
     assert uids(polled("cgroups", node, cgroup_root="/kubelet")) == [UID]
 
 
@@ -119,7 +122,7 @@ def test_where_the_kubelet_puts_it(tmp_path: Path) -> None:
     assert all(path.is_relative_to(node) for path in candidate_paths(node, root, "/other"))
 
 
-def test_elsewhere_it_is_believed_if_the_kubelets_configuration_says_so(hierarchy: Hierarchy, folder: Path) -> None:
+def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(hierarchy: Hierarchy, folder: Path) -> None:
     name = f"kubelet-kubepods-pod{UID.replace('-', '_')}.slice"
     pod = _cgroup(hierarchy, f"docker/abc/kubelet.slice/kubelet-kubepods.slice/{name}")
 
@@ -131,9 +134,12 @@ def test_elsewhere_it_is_believed_if_the_kubelets_configuration_says_so(hierarch
     assert f"{pod.parent} is not where the kubelet puts it by default" in change.problems[0]
     assert "cgroupRoot in --kubelet-config" in change.problems[0]
     assert uids(look("cgroups", "/docker/abc/kubelet.slice")) == [UID]
-    manifest(folder, "web", uid=UID)
+    manifest(folder, "other", uid=OTHER)
     assert look(folder).updated == []
-    assert uids(look(folder, "/docker/abc/kubelet.slice")) == [UID]
+    manifest(folder, "web", uid=UID)
+    change = look(folder)
+    assert uids(change) == [UID]
+    assert of_pods(hierarchy, hierarchy.root, change.updated) == pod.parent
 
 
 def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
