@@ -34,15 +34,15 @@ OnProblem = Callable[[str], object]
 #: Bytes that are read of one: the most that the kernel takes.
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
-#: What a note is of: holds of the hot process, what helpers of earlier releases changed of held pods; and oom_score_adj
-#: that the helper has given processes: for the OOM killer, by QoS class (`monitor.actions.oom_values`). The end of
-#: the attribute's name.
+#: What a note is of: holds of the hot process, soft brakes of the helper process; and oom_score_adj that the helper has
+#: given processes: for the OOM killer, by their QoS class (`monitor.actions.oom_values`). The end of the attribute's
+#: name.
 HOT, SIDE, MARKS, SCORES = "", "-side", "-marks", "-scores"
 ROLES = (HOT, SIDE, MARKS, SCORES)
 #: Of processes, not of files of the cgroup.
 OF_PROCESSES = (MARKS, SCORES)
 #: Why something is changed: it is in force, or put back and not over (cgroups below have it).
-HELD, OVER = "hold", "hold that is over"
+HELD, OVER, SOFT = "hold", "hold that is over", "soft brake"
 #: Why nothing can be noted, until it is undone. (No pod writes these attributes.)
 LEFT = "what an earlier daemon changed is not undone"
 #: What a note that says something else raises.

@@ -1,1 +1,1 @@
-"""What stops growing pods instead of killing them (mode hold, `--hard-grace`): cap, freeze, release."""
+"""What stops growing pods instead of killing them (mode hold, `--hard-grace`): cap, freeze, soften, release."""

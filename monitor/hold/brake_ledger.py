@@ -53,6 +53,23 @@ class BrakeFile:
     def write(self, value: str) -> None:
         os.pwrite(self._write, value.encode(), 0)
 
+    def change(self, now: str, value: str, before: Change | None, uid: str, why: str) -> Change | None:
+        """The change that a write of ``value`` is, where the file has ``now``, and ``before`` is our change in force;
+        None if the file has that value already, and not from us.
+        """
+        old, written = now, tuple[str, ...]()
+        if before is not None and now in (before.old, *before.written):
+            # Only what is there: a value that the kernel refused (EBUSY) is in `before`, and never was in force.
+            old, written = before.old, (now,) if now != before.old else ()
+        elif now == value:
+            return None
+        kept = tuple(one for one in written if one != value)
+        return Change(str(self.path), self.file, self.identity, old, (*kept, value), uid, why)
+
+    def has(self, change: Change) -> bool:
+        """Whether what was written is there still, in this very cgroup. Raises OSError."""
+        return change.identity == self.identity and self.read() in change.written
+
     def put_back(self, change: Change) -> str:
         """The first step of `way_back`: write the old value where one of ours is there. Raises OSError."""
         try:
@@ -105,10 +122,10 @@ _TRIES = 8
 
 
 class BrakeLedger:
-    """Of one pod. ``order``: names of files, in the order of undoing."""
+    """Of one pod. ``order``: names of files, in the order of undoing. ``why``: `HELD` or `SOFT`."""
 
-    def __init__(self, uid: str, journal: Ledger, order: Sequence[str]) -> None:
-        self._uid, self._journal, self._order = uid, journal, order
+    def __init__(self, uid: str, journal: Ledger, order: Sequence[str], why: str = HELD) -> None:
+        self._uid, self._journal, self._order, self._why = uid, journal, order, why
         #: Descriptor of the pod's cgroup, which has the note.
         self.directory = -1
         self.files: dict[str, BrakeFile] = {}
@@ -132,17 +149,15 @@ class BrakeLedger:
         """Adopt the changes that an earlier daemon noted and that are there still, if this one has all of their files:
         else `changes` is empty. Raises OSError and ValueError.
         """
-        noted = {change.file: change for change in self._journal.changes(self.directory)}
+        journal = self._journal
+        noted = {change.file: change for change in journal.changes(self.directory)}
         if not noted.keys() <= self.files.keys():
             return
-        for name, change in noted.items():
-            file = self.files[name]
-            is_there = change.identity == file.identity and file.read() in change.written
-            (self.changes if is_there else self.rest)[name] = replace(change, why=HELD) if is_there else change
+        found = {name: c for name, c in noted.items() if self.files[name].has(c)}
+        self.changes = {name: replace(change, why=HELD) for name, change in found.items()}
         if self.changes:
-            self.since_ns = self._journal.since_ns(self.directory)
-        else:
-            self.rest = {}
+            self.rest = {name: c for name, c in noted.items() if name not in self.changes}
+            self.since_ns = journal.since_ns(self.directory)
 
     def change(self, file: BrakeFile, value: str) -> Change | None:
         """What a write of ``value`` would change; None where the file has it already, not from us. Raises OSError."""
@@ -151,24 +166,17 @@ class BrakeLedger:
         # is read here, has a note before or after the read, unless the file changes again.
         change, others = None, self._journal.others(self.directory)
         for _ in range(_TRIES):
-            now = old = file.read()
-            written = [value]
-            if before is not None and now in (before.old, *before.written):
-                # Only what is there: a value that the kernel refused (EBUSY) is in `before`, and never was in force.
-                old = before.old
-                written = list(dict.fromkeys((now, value))) if now != old else written
-            elif now == value:
-                return None
-            change = Change(str(file.path), file.file, file.identity, old, tuple(written), self._uid, HELD)
+            now = file.read()
+            change = file.change(now, value, before, self._uid, self._why)
             others = [*others, *self._journal.others(self.directory)]
-            if not others:
+            if change is None or not others:
                 break
             change = self._journal.with_own_value(self.directory, change, others)
             if file.read() == now:
                 break
         return change
 
-    def expect(self, planned: Planned) -> None:
+    def expect(self, planned: dict[BrakeFile, Change | None]) -> None:
         """Note what is about to be changed, and all that is. None: the value that is there is another program's, and
         stays as it is. Raises OSError.
         """
@@ -180,12 +188,11 @@ class BrakeLedger:
                 self.rest.pop(file.file, None)
         self.note()
 
-    def write(self, planned: Planned) -> bool:
-        """Write the last of each change's values, in this order; True. Raises OSError."""
+    def write(self, planned: dict[BrakeFile, Change | None]) -> None:
+        """Write the last of each change's values, in this order. Raises OSError."""
         for file, change in planned.items():
             if change is not None:
                 file.write(change.written[-1])
-        return True
 
     def put_back(self, *names: str) -> list[tuple[str, str]]:
         """Restore: (file, what became of it). What the kernel refuses to undo, and what is not over, stays noted."""

@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monitor.actions.ledger import LEFT, Ledger
-from monitor.hold.pod_brake import PodBrake
+from monitor.hold.pod_brake import PodBrake, panics_at_cap
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import PodHeld, PodReleased, Rows
+from monitor.link.messages import PodHeld, PodReleased, Rows, Send, Soften
 from monitor.policy import hold
+from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.hold import Pod, Rules, State
 from monitor.sources.registry import PodEntry
 from monitor.sources.watch import Watch
@@ -36,11 +37,13 @@ class Hold:
     brake: str = ""
     cap: int = 0
     decision: int = 0
-    soft: bool = False  # it got SIGTERM, and may run below its cap and memory.high
+    soft: bool = False  # it may run, below a memory.high of the helper's
     most: int = 0  # the most bytes charged to it
+    asked: bool = False  # the helper has the request to let it run through its grace
     reported_ns: int = 0  # since when reports are counted
     reports: int = 0  # since then
     is_unreported: bool = False  # it has changed since the last
+    unslowed: bool = False  # it runs, and the memory.high that the last helper set for that is undone
 
     def may_report(self, now_ns: int) -> bool:
         """Whether to report its state now; else its state of then is reported later, once."""
@@ -49,6 +52,12 @@ class Hold:
         self.reports += 1
         self.is_unreported = self.reports > REPORTS
         return not self.is_unreported
+
+    @property
+    def grace_ns(self) -> int:
+        """For how long it may run when another program evicts it."""
+        grace_s = self.entry.grace_s
+        return (DEFAULT_POD_GRACE_S if grace_s is None else grace_s) * 1_000_000_000
 
     def held(self, rules: Rules, state: State, available: int, order: Rows, *, resent: bool) -> PodHeld:
         """The report that it is held, and how. ``available``: bytes of its domain; ``order``: the first candidates."""
@@ -124,8 +133,8 @@ class HoldBrakes:
     (`monitor.policy.hold.may_run`).
     """
 
-    def __init__(self, hierarchy: Hierarchy, journal: Ledger) -> None:
-        self._hierarchy, self._journal = hierarchy, journal
+    def __init__(self, hierarchy: Hierarchy, journal: Ledger, send: Send) -> None:
+        self._hierarchy, self._journal, self._send = hierarchy, journal, send
         self._brakes: dict[str, PodBrake] = {}  # the one that was wanted last is the last
         self._ran = False  # the last check was of a pod that runs
         self._left: list[PodBrake] = []  # unfinished releases
@@ -262,6 +271,50 @@ class HoldBrakes:
         """This process ends: continue the releases until then. The next start restores what is left."""
         while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
             pass
+
+    # held pods
+
+    def apply(self, held: Hold, pod: Pod, *, runs: bool) -> bool:
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force. Where the kernel would
+        panic at a cap, only a pod that the helper slows may run.
+        """
+        brake = self.of(held.entry)
+        runs = runs and ((held.soft and not held.unslowed) or not panics_at_cap(self._hierarchy.version))
+        brake.runs = False
+        in_force = brake.loosen(pod.cap) if runs else brake.apply(pod.cap)
+        held.pod, held.braked_ns = pod, time.monotonic_ns()
+        if in_force is None:
+            self.release(pod.uid)  # it has released itself; what it could not restore is tried again
+            return False
+        held.brake, held.cap = in_force.brake, in_force.cap
+        return True
+
+    def soften(self, held: Hold, grace_ns: int) -> bool:
+        """The pod got SIGTERM, which it cannot handle while frozen. On v2 the helper sets a brake below which it can.
+        v1 has none: the pod runs below its cap, if it has one, where a system call may fail. Whether it runs now.
+        """
+        if "freeze" not in held.brake:
+            return False
+        held.asked = True
+        if self._hierarchy.version == 2:
+            self._ask(held, grace_ns)
+            return False
+        if not held.cap:
+            return False
+        in_force = self.of(held.entry).loosen(held.cap)
+        held.cap = in_force.cap if in_force is not None else held.cap
+        return True
+
+    def soften_again(self, held: Hold, grace_ns: int) -> None:
+        """Have a new helper brake it, which has undone what the last one set."""
+        if self._hierarchy.version == 2:
+            held.unslowed = held.soft
+            self._ask(held, grace_ns)
+
+    def _ask(self, held: Hold, grace_ns: int) -> None:
+        self.of(held.entry).high_is_left = True
+        # Without a cap in force, the helper counts with the policy's cap.
+        self._send(Soften(held.id, held.entry.uid, held.cap or held.pod.cap, grace_ns))
 
 
 def _longest_ago(brakes: Iterable[PodBrake], before_ns: int) -> PodBrake | None:

@@ -14,8 +14,8 @@ from monitor.actions.ledger import HOT, Ledger, is_noted, this_daemon
 from monitor.actions.undo import undo_left
 from monitor.hold.brakes import ENDED, GONE, KILL, LOST, THAWED_NS, Hold, HoldBrakes
 from monitor.hold.figures import HoldFigures, KubeletAnswers
-from monitor.hold.pod_brake import FREEZE, ROOM, panics_at_cap
-from monitor.link.messages import KubeletEviction
+from monitor.hold.pod_brake import ROOM, panics_at_cap
+from monitor.link.messages import KubeletEviction, Softened
 from monitor.link.outbox import Outbox
 from monitor.policy import hold
 from monitor.policy.eviction_pass import Outcome, is_of_memory, is_urgent
@@ -63,7 +63,7 @@ class HoldControl:
         self._ledger = Ledger(self._state_dir)
         #: When all that earlier processes hold is released, unless their pods are known before.
         self._left_due_ns: int | None = time.monotonic_ns() + config.hold_limit_ns
-        self._brakes = HoldBrakes(gauge.hierarchy, self._ledger)
+        self._brakes = HoldBrakes(gauge.hierarchy, self._ledger, self._send)
         self._figures = HoldFigures(gauge, registry, self.rules, figures, self._brakes, self._log)
         self._holds: dict[str, Hold] = {}
         self._last_id = self._next_ns = self._changed_ns = 0
@@ -165,12 +165,13 @@ class HoldControl:
         held = self._holds.get(uid)
         if held is None or decision is None or decision["observed"]:
             return
-        if not decision["given_s"]:
+        grace_s = decision["given_s"]
+        if not grace_s:
             self._remove(uid, self.state.opened or hold.SECOND_LINE)
             return
         held.decision = decision["id"]
-        if not self._soften(held):
-            self._report(held, resent=False)
+        self._report(held, resent=False)
+        self._soften(held, grace_s * 1_000_000_000)
 
     def went(self, uid: str, *, killed: bool) -> None:
         """The eviction of a pod is over; ``killed``: it did not end within its grace."""
@@ -203,7 +204,7 @@ class HoldControl:
             if held is None:
                 self._brakes.drop(uid)
             elif self._grace_ends_ns(uid):  # frozen it could not use what is left of its grace
-                self._soften(held)
+                self._soften(held, self._grace_left_ns(held))
         return [entry for entry in adopted if entry.uid in self._holds]
 
     def due_ns(self) -> int | None:
@@ -247,12 +248,32 @@ class HoldControl:
         if message.for_memory and self._holds:
             self._answers.take(message.pod, time.monotonic_ns())
         if (held := self._holds.get(message.pod)) is not None:
-            self._soften(held)
+            self._soften(held, held.grace_ns)
         self._next_ns = 0
+
+    def take_softened(self, message: Softened) -> None:
+        """The helper has braked a pod so that it may run, or cannot."""
+        held = self._holds.get(message.pod)
+        if held is not None and held.id == message.id and message.high:
+            self._run_below(held, "limit+high" if held.cap else "high")
+        elif held is not None and held.id == message.id and held.unslowed:
+            held.soft = held.unslowed = False
+            self._put_in_force(held, held.pod)
+            self._report(held, resent=False)
 
     def report_all(self) -> None:
         for held in self._holds.values():
             self._report(held, resent=True)
+            self._brakes.of(held.entry).high_is_left = False  # the new helper has undone what the last one set
+            if held.asked:
+                self._brakes.soften_again(held, self._grace_left_ns(held))
+
+    def helper_lost(self) -> None:
+        """The next helper undoes what this one set before it reports: freeze each pod that nothing else bounds."""
+        for held in self._holds.values():
+            if held.soft and not held.cap:
+                held.unslowed = True
+                self._put_in_force(held, held.pod)
 
     def release_all(self) -> None:
         """This process ends: release all pods, also those that it has not continued to hold."""
@@ -302,8 +323,8 @@ class HoldControl:
 
     def _advance(self, look: Look, crossed_ns: int) -> None:
         before = self.state
-        if self._gauge.hierarchy.version == 1 or any(held.soft for held in self._holds.values()):
-            look = look._replace(freezes=False)  # pods run, or may have to: v1 kills none at its cap
+        if self._gauge.hierarchy.version == 1:
+            look = look._replace(freezes=False)  # pods may have to run, and v1 kills none at its cap
         for uid, usage in look.usages.items():
             self._holds[uid].most = max(self._holds[uid].most, usage)
         self.state, steps = hold.advance(self.rules, before, look)
@@ -342,38 +363,30 @@ class HoldControl:
             self._stats.observe_us("hold_us", (self._changed_ns - crossed_ns) // 1000)
 
     def _put_in_force(self, held: Hold, pod: Pod) -> bool:
-        """Stop the pod at its cap, or let it run below it; False where nothing is in force. Where the kernel would
-        panic at a cap, no pod runs.
-        """
-        brake, is_tight = self._brakes.of(held.entry), self.state.tight
-        runs = (pod.crosses or (held.soft and not is_tight)) and not panics_at_cap(self._gauge.hierarchy.version)
-        brake.runs = False
-        in_force = brake.loosen(pod.cap, slowed=held.soft) if runs else brake.apply(pod.cap)
-        held.pod, held.braked_ns = pod, time.monotonic_ns()
+        state, evicted = self.state, pod.uid in self._evicted
+        runs = pod.crosses or (held.soft and not state.tight)
+        is_held = self._brakes.apply(held, pod, runs=runs)
         self._changed_ns, self._next_ns = held.braked_ns, 0
         self._figures.braked()
-        if in_force is None:
-            self._brakes.release(pod.uid)  # it has released itself; what it could not restore is tried again
-            return False
-        held.brake, held.cap = in_force
-        if pod.uid in self._evicted and not (runs or is_tight):  # it got SIGTERM before
-            self._soften(held)
-        return True
+        if is_held and evicted and not (runs or state.tight or held.asked):  # it got SIGTERM before
+            self._soften(held, held.grace_ns)
+        return is_held
 
-    def _soften(self, held: Hold) -> bool:
-        """The pod got SIGTERM, which it cannot handle while frozen: let it run below its cap and memory.high. Without a
-        cap it stays frozen, and where that was done already, nothing is done: False.
-        """
-        if held.soft or not held.cap or FREEZE not in held.brake:
-            return False
-        held.soft, pod = True, held.pod
-        if self._gauge.hierarchy.version == 2:  # frozen each pod may have the whole share for one system call
-            usage = self._figures.usage(pod.uid) or 0
-            pod = pod._replace(cap=usage + max(0, held.cap - usage) // len(self.state.pods))
-            self.state = hold.with_caps(self.state, [pod])
-        self._put_in_force(held, pod)
+    def _soften(self, held: Hold, grace_ns: int) -> None:
+        """The pod gets SIGTERM: let it run below a brake, where that is possible."""
+        if self._brakes.soften(held, grace_ns):
+            self._run_below(held, "limit")
+
+    def _grace_left_ns(self, held: Hold) -> int:
+        """For how long it may run: for its whole grace if another program evicts it, because that end is not known."""
+        ends_ns = self._grace_ends_ns(held.entry.uid)
+        return max(0, ends_ns - time.monotonic_ns()) if ends_ns else held.grace_ns
+
+    def _run_below(self, held: Hold, brake: str) -> None:
+        """Thaw it, below the ``brake`` that is left."""
+        held.soft, held.unslowed, held.brake = True, False, brake
+        self._brakes.of(held.entry).thaw()
         self._report(held, resent=False)
-        return True
 
     def _remove(self, uid: str, why: str) -> None:
         """End a hold that the policy does not end."""

@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from monitor.actions.changes import any_disabled
 from monitor.actions.ledger import LEFT, Ledger
@@ -38,9 +37,6 @@ from monitor.kernel.cgroup_procs import CGROUPS, walk
 from monitor.kernel.procfs import kill_pends
 from monitor.kernel.troubles import TROUBLES
 from monitor.kernel.wire import PAGE
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 LIMIT_FILES = ("memory.max", _V1 := "memory.limit_in_bytes")
 COMPANIONS = ("memory.oom.group", "memory.oom_control")
@@ -136,6 +132,8 @@ class PodBrake:
         self._usage = -1
         self._ledger = BrakeLedger(uid, journal, _UNDONE)
         self._kills = PendingKills(cgroup)
+        #: From now on the helper sets memory.high, until the release (a soft brake).
+        self.high_is_left = False
         self.refresh()
 
     def refresh(self) -> None:
@@ -195,82 +193,84 @@ class PodBrake:
         """Stop the growth at ``cap`` bytes, or `ROOM` above its usage if that is more; None where nothing is in force.
         While it is held: another cap, and again what another program removed.
         """
-        return self._brake(self._stop, cap)
+        return self._brake(cap, freeze=True)
 
-    def loosen(self, cap: int, *, slowed: bool = False) -> Braked | None:
-        """Let it grow up to ``cap`` bytes, ``slowed``: below the memory.high that `apply` has set; None where it cannot
-        have a cap. v2 kills at the cap: `apply` before.
+    def loosen(self, cap: int) -> Braked | None:
+        """Let it grow up to ``cap`` bytes; None where it has neither a cap then nor the helper's memory.high. v2 kills
+        at the cap: `apply` before.
         """
-        return self._brake(self._let_grow, cap, slowed)
+        return self._brake(cap, freeze=False)
 
-    def _brake(self, how: Callable[..., Braked], cap: int, *more: bool) -> Braked | None:
+    def _brake(self, cap: int, freeze: bool) -> Braked | None:
         usage = None if self.problem else self.usage()
         if usage is None:
             self.problem = self.problem or "its cgroup is gone"
             return None
         self._ledger.since_ns = self.since_ns or time.monotonic_ns()
-        braked = self._tried(how, cap, usage, *more)
-        self.is_held = braked is not None and (braked.cap > 0 or FREEZE in braked.brake)
-        self.is_capped = braked is not None and braked.cap > 0
+        capped, slowed, frozen = 0, False, False
+        try:
+            high, freezer = (self._plan_high(usage), self._plan_freeze()) if freeze else ({}, {})
+            wanted, limit = plan_limit(self._ledger, cap, usage, again=bool(freezer))
+            self._ledger.expect({**limit, **(high or {}), **freezer})
+            capped = write_limit(self._ledger, limit, cap, wanted, self.usage)
+            if freeze:
+                slowed = high is not None and self._write(high)
+                # The last, because it may wait for the lock of all cgroups.
+                frozen = bool(freezer) and self._write(freezer)
+            else:
+                self._ledger.put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
+                slowed = self.high_is_left and not capped
+        except OSError as error:
+            self._trouble(error)
+        self.is_held, self.is_capped = bool(capped or frozen or (slowed and not freeze)), bool(capped)
         if not self.is_held:
             self.release()
             return None
-        return braked
-
-    def _stop(self, cap: int, usage: int) -> Braked:
-        """Raises OSError."""
-        ledger = self._ledger
-        high, freezer = self._tried(self._plan_high, usage), self._tried(self._plan_freeze) or {}
-        wanted, limit = plan_limit(ledger, cap, usage, again=bool(freezer))
-        ledger.expect({**limit, **(high or {}), **freezer})
-        capped = write_limit(ledger, limit, cap, wanted, self.usage)
-        slowed = high is not None and self._tried(ledger.write, high)
-        # The last, because it may wait for the lock of all cgroups.
-        frozen = bool(freezer) and self._tried(ledger.write, freezer)
         return Braked(joined((LIMIT, capped), (HIGH, slowed), (FREEZE, frozen)), capped)
 
-    def _let_grow(self, cap: int, usage: int, slowed: bool) -> Braked:
-        """Raises OSError."""
-        ledger = self._ledger
-        wanted, limit = plan_limit(ledger, cap, usage)
-        ledger.expect(limit)
-        capped = write_limit(ledger, limit, cap, wanted, self.usage)
-        ledger.put_back(*(() if slowed else (_HIGH_FILE,)), *_FREEZE_FILES)
-        return Braked(joined((LIMIT, capped), (HIGH, _HIGH_FILE in ledger.changes)), capped)
-
     def _plan_freeze(self) -> Planned:
-        """Nothing where there is no freezer. Raises OSError."""
+        """Nothing where there is no freezer, or none any more."""
         file = self._ledger.file(_FREEZE_FILES)
-        return {} if file is None else {file: self._ledger.change(file, _FROZEN[file.file])}
+        try:
+            return {} if file is None else {file: self._ledger.change(file, _FROZEN[file.file])}
+        except OSError as error:
+            self._trouble(error)
+            return {}
 
     def _plan_high(self, usage: int) -> Planned | None:
-        """Throttle allocations in system calls with memory.high; None on v1. Raises OSError."""
+        """Throttle allocations in system calls with memory.high; None where that is not possible."""
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
-        if file is None:
+        if file is None or self.high_is_left:
             return None
-        now, change = file.read(), ledger.changes.get(_HIGH_FILE)
-        if change is not None and now == change.written[-1]:  # a second write might reclaim
-            return {}
-        wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
-        if own is not None and own <= wanted:
-            ledger.put_back(_HIGH_FILE)  # another program's by now, if it was ours
-            return {}
-        return {file: ledger.change(file, str(wanted))}
-
-    def _tried(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """What ``step`` gives; None where the kernel refuses it, which is noted."""
         try:
-            return step(*args, **kwargs)
+            now, change = file.read(), ledger.changes.get(_HIGH_FILE)
+            if change is not None and now == change.written[-1]:  # a second write might reclaim
+                return {}
+            wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
+            if own is not None and own <= wanted:
+                ledger.put_back(_HIGH_FILE)  # another program's by now, if it was ours
+                return {}
+            return {file: ledger.change(file, str(wanted))}
         except OSError as error:
-            TROUBLES.note("cgroup", error, self.uid)
+            self._trouble(error)
             return None
+
+    def _write(self, planned: Planned) -> bool:
+        try:
+            self._ledger.write(planned)
+        except OSError as error:
+            self._trouble(error)
+            return False
+        return True
 
     def in_force(self) -> bool:
         """Whether all that was written is there still: a runtime that thaws, or a limit that was changed, ends it."""
         try:
             return self.is_held and all(
-                self._ledger.files[name].read() == change.written[-1] for name, change in self._ledger.changes.items()
+                self._ledger.files[name].read() == change.written[-1]
+                for name, change in self._ledger.changes.items()
+                if not (name == _HIGH_FILE and self.high_is_left)
             )
         except OSError:
             return False
@@ -284,17 +284,23 @@ class PodBrake:
 
     def waits_for_thaw(self) -> bool:
         """Whether a SIGKILL waits in v1's freezer. Checks a part of the processes (`PendingKills`)."""
-        return "freezer.state" in self._ledger.changes and bool(self._tried(self._kills.look))
+        if "freezer.state" not in self._ledger.changes:
+            return False
+        try:
+            return self._kills.look()
+        except OSError as error:
+            self._trouble(error)
+            return False
 
     def thaw(self) -> None:
-        """Let it run, below its cap and memory.high if it has them."""
+        """Let it run, below its cap if it has one."""
         self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:
         """Restore everything: (file, what became of it). What the kernel refuses to undo stays in the ledger, and
         `go_on` tries it again; so it does with what more cgroups have inherited than one call may read.
         """
-        self.is_held, self._ledger.since_ns = False, 0
+        self.is_held, self.high_is_left, self._ledger.since_ns = False, False, 0
         return self._ledger.put_back(*_UNDONE)
 
     def go_on(self) -> bool:
@@ -336,6 +342,9 @@ class PodBrake:
         if root is not None:
             name = _FREEZE_FILES[0 if v2 else 1]
             self._ledger.files[name] = BrakeFile(root / self.cgroup.relative_to(self._hierarchy.root), name)
+
+    def _trouble(self, error: OSError) -> None:
+        TROUBLES.note("cgroup", error, self.uid)
 
     def _close(self) -> None:
         self._ledger.close()

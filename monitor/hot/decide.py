@@ -335,6 +335,7 @@ class Decider:
 
     def helper_lost(self) -> None:
         self._disks.forget()
+        self.holds.helper_lost()
         self.run_pass()
 
     def reconfigure(self, after: PassConfig) -> None:

@@ -232,6 +232,7 @@ def _other_messages(
         messages.Lives: lambda message: evictor.pending.answered(message.id, message.lives),
         messages.Reconfigure: housekeeping.take_config,
         messages.KubeletEviction: decider.holds.take_eviction,
+        messages.Softened: decider.holds.take_softened,
         messages.StallCause: decider.take_stall_cause,
     }
 

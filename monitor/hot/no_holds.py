@@ -10,7 +10,7 @@ class NoHolds:
         return False
 
     begin = moved = prepare = look_uncrossed = keeps = acted = went = dropped = _nothing
-    report_all = release_all = take_eviction = _nothing
+    report_all = helper_lost = release_all = take_eviction = take_softened = _nothing
 
     def timers(self, *_: object) -> tuple[()]:
         return ()

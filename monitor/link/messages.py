@@ -288,6 +288,24 @@ class Record(NamedTuple):
 # of pods that are held: braked at a crossing instead of killed (`--mode hold`, `--hard-grace`)
 
 
+class Soften(NamedTuple):
+    """A pod that is held and frozen is to answer SIGTERM: brake it so that it may run (cgroup v2)."""
+
+    id: int  # of its `held`
+    pod: str  # uid
+    cap: int  # bytes that it may have at most; 0: no limit is set
+    grace_ns: int  # for how long it is to run; no soft brake where what is left does not last so long
+
+
+class Softened(NamedTuple):
+    """The answer to a `soften`."""
+
+    id: int  # of the `soften`
+    pod: str  # uid
+    high: int  # bytes: its memory.high; 0: it cannot be braked softly, and stays frozen
+    problem: str = ""  # why not
+
+
 class KubeletEviction(NamedTuple):
     """The kubelet, the API server or a person evicts a pod."""
 
@@ -300,6 +318,11 @@ class StallCause(NamedTuple):
 
     pod: str  # uid
     message: str  # of its decision
+
+
+#: What is sent of holds, and to them.
+FromHolds = PodHeld | PodReleased | Soften
+ToHolds = KubeletEviction | Softened
 
 
 # of another configuration while running (`monitor.hot.housekeeping`, `monitor.side.reload`)
@@ -328,11 +351,11 @@ class Bad(NamedTuple):
 
 HotMessage = (
     LogLine | State | Decision | Reclaim | Gone | GiveBack | AskLives | Suspended | Resumed | Reap | Crossing | Clear
-    | Signalled | Flight | OomEvent | OfPasses | PodHeld | PodReleased | Reread
+    | Signalled | Flight | OomEvent | OfPasses | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
-    | KubeletEviction | Reconfigure | StallCause
+    | ToHolds | Reconfigure | StallCause
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.

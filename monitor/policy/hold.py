@@ -166,7 +166,7 @@ def advance(rules: Rules, state: State, look: Look) -> tuple[State, Steps]:
         state, held = _hold(rules, state, look)
     if state.opened and (state.step == ACROSS or not (rules.kills or state.tight)):
         recapped = tuple(p._replace(cap=look.usages.get(p.uid, p.usage), crosses=False) for p in state.pods)
-        state = with_caps(state, recapped)._replace(step="", tight=not rules.kills)
+        state = _with_caps(state, recapped)._replace(step="", tight=not rules.kills)
     elif not state.opened and not held:
         state, recapped = _step(rules, state, look)
         if not recapped:
@@ -303,7 +303,7 @@ def _step(rules: Rules, state: State, look: Look) -> tuple[State, tuple[Pod, ...
         if (state.clear_ns and state.step != ACROSS) or not each or not whose:
             return state, ()
     caps = tuple(p._replace(cap=look.usages.get(p.uid, p.usage) + each, crosses=bool(step)) for p in whose)
-    return with_caps(state, caps)._replace(step=step), caps
+    return _with_caps(state, caps)._replace(step=step), caps
 
 
 def _beyond(look: Look, most: int, part: int) -> int:
@@ -334,10 +334,10 @@ def _creep(state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
     if not near or rest < CREEP * len(near):
         return state, ()
     caps = tuple(p._replace(cap=usages[p.uid] + CREEP) for p in near)
-    return with_caps(state, caps), caps
+    return _with_caps(state, caps), caps
 
 
-def with_caps(state: State, caps: Iterable[Pod]) -> State:
+def _with_caps(state: State, caps: Iterable[Pod]) -> State:
     """With these in the place of the pods of the same uid."""
     by_uid = {pod.uid: pod for pod in caps}
     return state._replace(pods=tuple(by_uid.get(p.uid, p) for p in state.pods))

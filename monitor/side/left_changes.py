@@ -46,8 +46,8 @@ class LeftChanges:
         self._is_ready = not config.holds  # else the hot process has not taken over holds yet
 
     def at_start(self) -> None:
-        """Undo what an earlier helper changed; nothing is reclaimed, because limits are raised. The hot process takes
-        over the holds.
+        """Undo soft brakes and oom_score_adj of an earlier helper; nothing is reclaimed, because limits are raised. The
+        hot process takes over the holds.
         """
         undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS, SCORES))
 

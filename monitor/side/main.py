@@ -242,6 +242,7 @@ class Side:
         self.heartbeat.enter(ENDING)
         self.daemon_socket.close()
         self.processes.close(_CLOSE_S)
+        self.messages.soft_brakes.close(_CLOSE_S)
         self.disks.close(_CLOSE_S)
         if self.cluster is not None:
             self.cluster.close()

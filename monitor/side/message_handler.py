@@ -26,7 +26,7 @@ from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, RESOURCE
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
-from monitor.side.holds import Holds
+from monitor.side.holds import Holds, SoftBrakes
 from monitor.side.node_state import Figures, NodeState, label, pod_owners
 from monitor.side.oom_events import is_outside_node
 from monitor.side.worker import Worker
@@ -85,8 +85,10 @@ class MessageHandler:
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
         self._takers = Worker("takers", 1)  # while one look is under way, another would give the same
         self.store = StatusStore(Path(self.node.config.state_dir))
+        self.soft_brakes = SoftBrakes(self.node, self.send, self.log)
         self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
+        self._on_soften = self.soft_brakes.soften
 
     def handle(self, message: messages.Message | messages.Bad) -> bool:
         """Act on one message; whether it could be understood. If not, it is counted and logged, and the next one
@@ -135,6 +137,7 @@ class MessageHandler:
         self._pod_event(message, "OutraceHeld", self.holds.held(message))
 
     def _on_podreleased(self, message: messages.PodReleased) -> None:
+        self.soft_brakes.ended(message)
         self._pod_event(message, "OutraceReleased", self.holds.over(message))
 
     def _pod_event(self, message: messages.PodHeld | messages.PodReleased, reason: str, text: str) -> None:

@@ -20,10 +20,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from monitor.actions.ledger import SIDE, Ledger, this_daemon
+from monitor.actions.ledger import SIDE, SOFT, Ledger, this_daemon
 from monitor.actions.oom_values import MarkJournal, ScoreNotes, Wanted
 from monitor.hold.brake_ledger import BrakeFile, BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
+from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import FoundPod
@@ -51,7 +52,7 @@ def limit(state: Path, pod: Path) -> Callable[[], object]:
     """The helper process changes the files that a hold changes."""
     version = cgroupfs.detect().version
     names = [files[0 if version == 2 else 1] for files in (LIMIT_FILES, COMPANIONS)]
-    changes = BrakeLedger("uid", Ledger(state, SIDE), names)
+    changes = BrakeLedger("uid", Ledger(state, SIDE), names, SOFT)
     changes.directory = os.open(pod, os.O_RDONLY)
     changes.files = {name: BrakeFile(pod, name) for name in names}
     value = dict(zip(names, (str(40 * MIB), "1"), strict=True))
@@ -84,6 +85,12 @@ def score(state: Path, pod: Path) -> Callable[[], object]:
     return notes.close
 
 
+def soften(state: Path, pod: Path) -> Callable[[], object]:
+    brake = SoftBrake("uid", pod, Ledger(state, SIDE))
+    brake.soften(0, 1.0)
+    return brake.harden
+
+
 CHANGES: dict[str, Callable[[Path, Path], Callable[[], object]]] = {
     "hold": lambda state, pod: hold(AUTO, 64, state, pod),
     "cap": lambda state, pod: hold(LIMIT, 56, state, pod),
@@ -94,6 +101,7 @@ CHANGES: dict[str, Callable[[Path, Path], Callable[[], object]]] = {
     "limit": limit,
     "mark": mark,
     "score": score,
+    "soften": soften,
 }
 
 

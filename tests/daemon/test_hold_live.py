@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.hold.brake_ledger import _linux
 from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents.reader import IncidentReader
 from tests import live
@@ -82,8 +81,6 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> No
 @pytest.mark.parametrize(("obeys", "grace_s"), [(True, 20), pytest.param(False, 1, marks=pytest.mark.once)])
 def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int) -> None:
     """SIGTERM under the brake: a pod that obeys ends by itself; another cannot grow and is killed after the grace."""
-    if not obeys and _linux() < (6, 16):
-        pytest.skip("a pod that grows on is killed at its cap: memory.high slows it too late")
     pod = node.add_pod("hog")
     with daemon(node, 32, "--hard-grace", f"{grace_s}s", mode=("--mode", "enforce")) as running:
         hog = node.start_hog(pod, mib=256, ignore_term=int(not obeys))

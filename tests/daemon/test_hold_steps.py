@@ -6,7 +6,7 @@ The brake is a stand-in here; the real one is in tests/hold/test_pod_brake.py, a
 import pytest
 
 from monitor.hold.figures import KubeletAnswers
-from monitor.link.messages import KubeletEviction, PodHeld, PodReleased
+from monitor.link.messages import KubeletEviction, PodHeld, PodReleased, Soften, Softened
 from monitor.policy.hold import BEYOND, FIGURES_NS
 from tests.daemon.hold_world import ABOVE, DB, HOG, both_grow, grown, look_later, reported
 from tests.daemon.hold_world import world as world
@@ -67,9 +67,11 @@ def test_a_kubelet_that_evicts_who_comes_before_the_held_pod_is_waited_for(world
 
 def test_a_pod_that_the_kubelet_evicts_may_answer_and_is_not_held_any_more_when_it_is_gone(world: World) -> None:
     grown(world, 301, 99)
-    [held] = reported(world, PodHeld)
     world.tell(KubeletEviction(HOG, for_memory=True))
-    assert world.brakes[HOG].log[-1] == ("slow", held.cap)
+    [soften] = reported(world, Soften)
+    assert (soften.id, soften.pod) == (1, HOG)
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert world.brakes[HOG].log[-1] == ("thaw", 0)
     assert reported(world, PodHeld)[-1].brake == "limit+high"
     world.drop(0)
     assert [(one.pod, one.why) for one in reported(world, PodReleased)] == [(HOG, "evicted")]
@@ -82,7 +84,9 @@ def test_a_grace_under_the_brake(world: World) -> None:
     [decision] = world.sent
     assert (decision.pod, decision.given_s) == (HOG, 5)
     assert [(one.pod, one.decision) for one in reported(world, PodHeld)] == [(HOG, 0), (HOG, decision.id)]
-    assert world.brakes[HOG].log[-1][0] == "slow", "it may handle SIGTERM"
+    assert [one.grace_ns for one in reported(world, Soften)] == [5 * SECOND]
+    world.tell(Softened(1, HOG, 0, "no room"))
+    assert not any(how == "thaw" for how, _ in world.brakes[HOG].log), "it stays frozen"
     world.wait(SECOND)
     world.run(60, True)
     assert world.hurried == [], "it has its grace"
@@ -145,7 +149,8 @@ def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -
     world.graces[HOG] = world.now_ns + 3 * SECOND
     holds._brakes.of(entry).since_ns = world.now_ns - 7 * SECOND
     assert holds.go_on([entry]) == [entry]
-    assert world.brakes[HOG].log[-1][0] == "slow"
+    [soften] = reported(world, Soften)
+    assert (soften.pod, soften.grace_ns) == (HOG, 3 * SECOND), "what is left of it"
     assert holds.state.pods[0].since_ns == world.now_ns - 7 * SECOND, "restarts do not prolong the hold"
     assert {one.since_ns for one in reported(world, PodHeld)} == {world.now_ns - 7 * SECOND}
 
@@ -206,42 +211,67 @@ def test_a_pod_that_was_asked_to_end_may_do_so_when_it_is_stopped(world: World, 
         grown(world, 286, ABOVE)
         look_later(world, FIGURES_NS)
     world.tell(KubeletEviction(HOG, for_memory=False))
+    assert reported(world, Soften) == []
     world.wait(SECOND // 10)
     world.put(0, 0, 0, "BestEffort", False, 304)
+    world.registry.by_uid[HOG].grace_s = None
     world.run(96, True)
-    assert [how for how, _ in world.brakes[HOG].log[-2:]] == ["apply", "slow"]
+    assert world.brakes[HOG].log[-1][0] == "apply"
+    assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 30 * SECOND)]
 
 
-# A pod that gets SIGTERM while it is held: the hot process without a kernel.
+# A pod that gets SIGTERM while it is held, and the helper's memory.high: the hot process without a kernel.
 def test_memory_high_stays_for_who_is_asked_to_end(world: World) -> None:
-    """Let across it would run to its cap with nothing in its way."""
+    """The helper's answer may come after the pod was let across: it would run to its cap with nothing in its way."""
     both_grow(world, ABOVE)
     world.tell(KubeletEviction(HOG, for_memory=False))
     look_later(world, 16 * SECOND)
-    assert [how for how, _ in world.brakes[HOG].log] == ["apply", "slow", "slow"]
-    assert [how for how, _ in world.brakes[DB].log] == ["apply", "loosen"]
-    assert [one.brake for one in reported(world, PodHeld) if one.pod == HOG][-1] == "limit+high"
+    assert world.brakes[HOG].log[-1][0] == "loosen"
+    assert world.brakes[HOG].high_is_left
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert reported(world, PodHeld)[-1].brake == "limit+high"
 
 
-def test_those_that_run_through_their_grace_share_what_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frozen each of them may have half of it, for one system call."""
-    monkeypatch.setattr(StandInBrake, "kind", "limit+freeze")
-    both_grow(world, 99)
-    for uid in (HOG, DB):
-        world.tell(KubeletEviction(uid, for_memory=False))
-    caps = [cap for uid in (HOG, DB) for how, cap in world.brakes[uid].log if how == "slow"]
-    assert sum(caps) - (200 + 301) * MIB == 99 * MIB // 2
-    assert [pod.cap for pod in world.holds.state.pods] == caps
-
-
-def test_another_helper_is_told_of_the_held_pods(world: World) -> None:
+def test_a_soft_brake_that_is_refused_is_not_asked_for_at_every_new_cap(world: World) -> None:
     both_grow(world, 99)
     world.tell(KubeletEviction(HOG, for_memory=False))
+    world.tell(Softened(1, HOG, 0, "too many threads"))
+    for _ in range(5):
+        world.brakes[HOG].is_in_force = False
+        look_later(world)
+        held = world.holds._holds[HOG]
+        world.holds._put_in_force(held, held.pod)
+    assert len(reported(world, Soften)) == 1
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_another_side_is_asked_for_the_soft_brake_again(world: World, soft: bool) -> None:
+    """The next helper undoes what the last one set, and does not know for which pod that was requested."""
+    both_grow(world, 99)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    if soft:
+        world.tell(Softened(1, HOG, 200 * MIB))
     world.told.clear()
+    world.graces[HOG] = world.now_ns + 3 * SECOND
     world.holds.report_all()
-    assert [(one.pod, one.brake, one.resent) for one in reported(world, PodHeld)] == [
-        (HOG, "limit+high", True), (DB, "limit+freeze", True),
-    ]  # fmt: skip
+    assert [(one.pod, one.grace_ns) for one in reported(world, Soften)] == [(HOG, 3 * SECOND)]
+    assert world.brakes[HOG].high_is_left
+    assert not world.brakes[DB].high_is_left
+
+
+@pytest.mark.parametrize(("other_side", "then"), [(True, ("apply", "limit+freeze")), (False, ("thaw", "limit+high"))])
+def test_a_refusal_by_another_side_stops_a_pod_that_runs(world: World, other_side: bool, then: tuple[str, str]) -> None:
+    """What the last side had set is taken back: it would run to its cap with nothing in its way. Of the side that was
+    asked twice (a decision, and the kubelet's eviction with a longer grace) what the first answer set stays.
+    """
+    both_grow(world, 99)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert world.brakes[HOG].log[-1] == ("thaw", 0)
+    if other_side:
+        world.holds.report_all()
+    world.tell(Softened(1, HOG, 0, "its threads would take too much"))
+    assert (world.brakes[HOG].log[-1][0], reported(world, PodHeld)[-1].brake) == then
 
 
 def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: World) -> None:
@@ -252,8 +282,8 @@ def test_those_that_run_through_their_grace_on_v1_share_what_is_left(world: Worl
     both_grow(world, 95)
     assert [one.pod for one in reported(world, PodHeld) if one.step == ""][:2] == [HOG, DB]
     for _ in range(2):
-        rooms = [world.brakes[uid].log[-1] for uid in (HOG, DB)]
-        assert [how for how, _ in rooms] == ["slow", "slow"]
+        rooms = [world.brakes[uid].log[-2 if world.brakes[uid].log[-1][0] == "thaw" else -1] for uid in (HOG, DB)]
+        assert [how for how, _ in rooms] == ["loosen", "loosen"]
         assert sum(cap for _, cap in rooms) - (200 + 301) * MIB <= 95 * MIB // 2
         for held in list(world.holds._holds.values()):
             world.holds._put_in_force(held, held.pod)

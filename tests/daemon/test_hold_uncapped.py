@@ -13,7 +13,7 @@ from monitor.hold.brake_ledger import Braked
 from monitor.hold.pod_brake import panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.link.messages import KubeletEviction, PodHeld, PodReleased
+from monitor.link.messages import KubeletEviction, PodHeld, PodReleased, Soften, Softened
 from monitor.pods.spec import Choice
 from monitor.policy.hold import FIGURES_NS
 from monitor.settings.config import RunConfig
@@ -21,7 +21,7 @@ from tests.daemon.hold_world import ABOVE, HOG, grown, look_later, reported
 from tests.daemon.hold_world import world as world
 from tests.hold.plain import panic_on_oom
 from tests.replay.stand_ins import StandInBrake
-from tests.replay.world import SECOND, World
+from tests.replay.world import MIB, SECOND, World
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def sysctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def brake(self: StandInBrake, how: str, cap: int) -> Braked:
         made = with_cap(self, how, cap)
-        return Braked("high+freeze", 0) if panics_at_cap(2) else made
+        return Braked("high+freeze" if how == "apply" else "high", 0) if panics_at_cap(2) else made
 
     monkeypatch.setattr(StandInBrake, "_brake", brake)
     return panic_on_oom(tmp_path, monkeypatch, "2")
@@ -63,10 +63,29 @@ def test_no_pod_crosses_the_kubelets_line(world: World) -> None:
     assert world.sent == []
 
 
-def test_a_pod_that_is_to_end_stays_frozen(world: World) -> None:
+def test_a_pod_runs_through_its_grace_only_while_the_helper_slows_it(world: World) -> None:
     grown(world, 301, 99)
     world.tell(KubeletEviction(HOG, for_memory=True))
-    look_later(world)
+    [soften] = reported(world, Soften)
+    assert soften.cap > 301 * MIB, "0 would be a share without end"
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert (done(world)[-1], reported(world, PodHeld)[-1].brake) == ("thaw", "high")
+    held = world.holds._holds[HOG]
+    world.holds._put_in_force(held, held.pod)
+    assert done(world)[-1] == "loosen"
+    world.decider.helper_lost()  # the next one undoes what this one set, before it reports
+    assert done(world)[-1] == "apply"
+    world.holds.report_all()
+    assert done(world)[-1] == "apply"
+    world.tell(Softened(1, HOG, 200 * MIB))
+    assert done(world)[-1] == "thaw"
+
+
+def test_one_that_the_helper_has_not_slowed_yet_does_not_run(world: World) -> None:
+    grown(world, 286, ABOVE)
+    world.tell(KubeletEviction(HOG, for_memory=False))
+    look_later(world, FIGURES_NS)
+    assert world.brakes[HOG].high_is_left
     assert set(done(world)) == {"apply"}
 
 

@@ -1,6 +1,6 @@
 """A pod of cgroup v2 made of plain files, for tests without a kernel: which writes happen when, and what is recorded.
 
-Not real: nothing is limited, frozen or reclaimed. On real cgroups: tests/hold/test_graces.py.
+Not real: nothing is limited, frozen or reclaimed. On real cgroups: tests/hold/test_soft_brake.py.
 """
 
 from __future__ import annotations

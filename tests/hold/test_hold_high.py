@@ -36,10 +36,6 @@ class Story:
     def let_cross_the_line(self) -> None:
         assert self.brake.loosen(96 * MIB) is not None
 
-    def let_answer_sigterm(self) -> None:
-        assert self.brake.loosen(96 * MIB, slowed=True) == ("limit+high", 96 * MIB)
-        assert self.brake.in_force()
-
     def release(self) -> None:
         self.brake.release()
 
@@ -71,9 +67,6 @@ STORIES = {
     # Below memory.high a thread takes 0.13 MiB a second, and the kubelet would see nothing.
     "a pod that is to cross the line has its own value": [
         (S.hold, SET), (S.let_cross_the_line, OWN), (S.the_pod_grows, OWN), (S.hold, SET_80), (S.release, OWN),
-    ],
-    "a pod that is to end stays below it": [
-        (S.hold, SET), (S.let_answer_sigterm, SET), (S.the_pod_grows, SET), (S.hold, SET), (S.release, OWN),
     ],
     "a lower value of another program stays": [
         (S.hold, SET), (S.another_program_writes_1_mib, str(MIB)), (S.release, str(MIB)),

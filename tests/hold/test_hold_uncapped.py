@@ -75,12 +75,23 @@ def test_the_next_hot_process_removes_the_cap(sysctl: Path, pod: PlainPod) -> No
     assert (values(pod), pod.is_noted) == (FREE, False)
 
 
-@pytest.mark.parametrize("slowed", [False, True])
-def test_one_that_no_cap_bounds_is_not_held(sysctl: Path, pod: PlainPod, slowed: bool) -> None:
+def test_one_that_nothing_bounds_is_not_held(sysctl: Path, pod: PlainPod) -> None:
     brake = pod.brake()
     assert brake.apply(CAP) is not None
-    assert brake.loosen(CAP, slowed=slowed) is None
+    assert brake.loosen(CAP) is None
     assert (values(pod), pod.is_noted, brake.is_held) == (FREE, False, False)
+
+
+def test_one_that_the_helper_slows_runs_on_through_its_grace(sysctl: Path, pod: PlainPod) -> None:
+    sysctl.write_text("0\n")
+    brake = pod.brake()
+    assert brake.apply(CAP) is not None
+    brake.high_is_left, pod.high = True, str(40 * MIB)
+    brake.thaw()
+    sysctl.write_text("2\n")
+    assert brake.loosen(CAP) == Braked("high", 0)
+    assert values(pod) == ("max", "0", str(40 * MIB), "0")
+    assert (brake.is_held, brake.is_capped, brake.in_force()) == (True, False, True)
 
 
 @pytest.mark.parametrize(("version", "value", "ok"), [(2, "2", False), (2, "0", True), (1, "2", True)])

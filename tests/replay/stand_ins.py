@@ -38,6 +38,7 @@ class StandInBrake:
 
     problem, is_held, kind = "", False, "limit"
     is_clear = True
+    high_is_left = False
     since_ns = 0
     is_in_force = is_capped = True
     waits = ""
@@ -54,13 +55,13 @@ class StandInBrake:
     def apply(self, cap: int) -> Braked:
         return self._brake("apply", cap)
 
-    def loosen(self, cap: int, *, slowed: bool = False) -> Braked:
-        return self._brake("slow" if slowed else "loosen", cap)
+    def loosen(self, cap: int) -> Braked:
+        return self._brake("loosen", cap)
 
     def _brake(self, how: str, cap: int) -> Braked:
         self.log.append((how, cap))
         self.is_held = True
-        return Braked({"apply": "limit+freeze", "slow": "limit+high"}.get(how, "limit"), cap)
+        return Braked("limit+freeze" if how == "apply" else "limit", cap)
 
     def thaw(self) -> None:
         self.log.append(("thaw", 0))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.hot.pass_record import SNAPSHOT_NS
-from monitor.link.messages import KubeletEviction, PodSeen
+from monitor.link.messages import KubeletEviction, PodSeen, Softened
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
 from tests.replay.decided import recorded
@@ -45,7 +45,10 @@ steps = {
     "pull": st.tuples(st.booleans()),
     "look": st.just(()),
     "tell": st.tuples(
-        st.builds(KubeletEviction, st.sampled_from(PODS), st.booleans()),
+        st.one_of(
+            st.builds(KubeletEviction, st.sampled_from(PODS), st.booleans()),
+            st.builds(Softened, st.integers(1, 3), st.sampled_from(PODS), st.sampled_from([0, 100 * MIB])),
+        )
     ),
 }
 calls = st.one_of([st.tuples(st.just(name), arguments) for name, arguments in steps.items()])

@@ -22,13 +22,14 @@ from monitor.link.counters import SharedStats
 from monitor.link.messages import (
     Decision,
     DiskFigures,
+    FromHolds,
     HotMessage,
     KubeletEviction,
-    PodHeld,
-    PodReleased,
     PodSeen,
     Resumed,
+    Softened,
     Suspended,
+    ToHolds,
 )
 from monitor.policy.pending_release import Coming
 from monitor.policy.releases import era
@@ -128,7 +129,7 @@ class World:
         return self.brakes[uid]
 
     def take(self, message: HotMessage) -> None:
-        if isinstance(message, PodHeld | PodReleased | Suspended | Resumed):
+        if isinstance(message, FromHolds | Suspended | Resumed):
             self.told.append(message)
         if isinstance(message, Decision):
             self.sent.append(message)
@@ -192,9 +193,12 @@ class World:
         if self.config.holds and self.holds.due_ns() is not None and self.holds.follow(self.now_ns):
             self.decider.run_pass()
 
-    def tell(self, message: KubeletEviction) -> None:
+    def tell(self, message: ToHolds) -> None:
         """The helper has seen something of the kubelet."""
-        self.decider.holds.take_eviction(message)
+        if isinstance(message, KubeletEviction):
+            self.decider.holds.take_eviction(message)
+        elif isinstance(message, Softened):
+            self.decider.holds.take_softened(message)
 
     def end(self, pod: int, fires: bool) -> None:
         """The eviction under way is over; the kernel's trigger may have taken a pod for the next."""
