@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actions": {"kernel", "pods", "policy"},
     "hold": {"actions", "kernel", "link", "policy", "settings", "sources"},
     "hot": {"actions", "hold", "kernel", "link", "pods", "policy", "settings", "sources"},
-    "side": {"actions", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
+    "side": {"actions", "hold", "kernel", "kube", "link", "pods", "policy", "race", "settings"},
     "cli": {
         *("actions", "evicted", "hold", "hot", "kernel", "kube", "link", "pods", "policy", "race"),
         *("settings", "side", "sources"),
