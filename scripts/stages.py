@@ -89,6 +89,8 @@ PINS = """left=
 for owner in /sys/fs/bpf/outrace/*/owner; do
   [ -L "$owner" ] || continue
   state=$(readlink "$owner")
+  case $state in "of /"*) ;; *) continue ;; esac
+  flock -n "${owner%/owner}" true || continue
   [ -d "${state#of }" ] || left="$left $state"
 done
 [ -z "$left" ] || { echo "programs were left pinned:$left"; exit 1; }"""

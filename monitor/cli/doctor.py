@@ -135,8 +135,8 @@ def _pins() -> Iterator[Check]:
     found = []
     for one in instances.survey():
         whose = "an unknown state dir" if one.state_dir is None else f"state dir {one.state_dir}"
-        is_gone = one.state_dir is not None and not one.state_dir.is_dir()
-        use = "in use" if one.in_use else "which is not there" if is_gone else "for the next start"
+        is_gone = one.state_dir is not None and not os.path.isdir(one.state_dir)
+        use = "in use" if one.in_use else "which cannot be seen from here" if is_gone else "for the next start"
         found.append(f"{one.pins} pins in {one.path} of {whose}, {use}")
     left = " (`outrace unload` removes what is not in use)" if found else ""
     yield Check("pins", True, f"{'; '.join(found)}{left}" or "none")

@@ -100,8 +100,10 @@ def _is_roots(status: os.stat_result) -> bool:
 
 def owner(instance: Path) -> Path | None:
     """The state dir (resolved) that an instance is of; None where that is not known."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError, LookupError, TypeError):
         text = os.readlink(instance / OWNER)
+        if text.startswith("{"):  # of a release before 0.2
+            return Path(json.loads(text)["state_dir"])
         return Path(text.removeprefix(_OF)) if text.startswith(f"{_OF}/") else None
     return None
 

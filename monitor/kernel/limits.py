@@ -36,6 +36,10 @@ def read(hierarchy: Hierarchy, path: Path, swap: bool = True) -> dict[str, int] 
     """
     if path == hierarchy.root:
         return machine_swap() if swap else {}
+    try:
+        os.close(os.open(path, os.O_PATH | os.O_CLOEXEC))
+    except OSError:
+        return None  # gone; or no descriptor is left, and then no limit is known
     found = _v1(path, swap) if hierarchy.version == 1 else _v2(path, swap)
     return {name: n for name, n in found.items() if n is not None} if os.path.isdir(path) else None
 

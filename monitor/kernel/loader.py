@@ -212,9 +212,11 @@ def _run_loader(state_dir: Path, directory: Path, hook: str, formulas: int) -> N
         answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     except (ValueError, IndexError):
         # clang inside BCC may crash on what it cannot parse; then only the log knows at what.
-        tail = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) or "it wrote nothing"
-        with suppress(OSError), open(log, "a") as file:
-            file.write(f"\nthe loader ended with status {done.returncode}\n")
+        tail = "it wrote nothing"
+        with suppress(OSError):  # the state dir may be gone by now
+            tail = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) or tail
+            with open(log, "a") as file:
+                file.write(f"\nthe loader ended with status {done.returncode}\n")
         tidy(instance)
         why = "killed, it most likely wanted memory: it needs 150 MB; " if done.returncode == -signal.SIGKILL else ""
         problem = f"the BPF loader ended with status {done.returncode}: {tail}"

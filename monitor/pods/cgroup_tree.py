@@ -166,7 +166,7 @@ def candidate_paths(node: Path, root: Path, cgroup_root: str = "") -> list[Path]
         bases += [base.joinpath(*way) for base in (node, root) for way in (parts, slices)]
     for base in dict.fromkeys(bases):
         stem = base.name.removesuffix(".slice")
-        systemd = f"{stem}-kubepods.slice" if base not in (node, root) else "kubepods.slice"
+        systemd = f"{stem}-kubepods.slice" if base != root else "kubepods.slice"
         found += [base / name for name in dict.fromkeys(("kubepods", "kubepods.slice", systemd))]
     return [path for path in found if path.is_relative_to(node)]
 

@@ -68,13 +68,14 @@ def read(path: Path, known: Parsed | None = None) -> Parsed | None:
     """
     try:
         data = read_alone(path)
-    except FileNotFoundError:
-        return None  # renamed or removed meanwhile, or a link to nothing
     except ChangeableError as e:
         return Parsed(problems=(f"{path}: {e.problem}, who could have any pod killed; {mend(e.problem)}",))
     except documents.NotAFileError as e:
         return Parsed(problems=(f"{path}: {e}; remove it",))
     except OSError as e:
+        # A file removed, or a link to nothing. A directory on its way may be gone although it is there (`..data`).
+        if isinstance(e, FileNotFoundError) and not path.exists():
+            return None
         return Parsed(problems=(f"{path}: cannot be read: {e.strerror}; make it readable or remove it",))
     digest = hashlib.sha256(data).digest()
     return known if known is not None and known.digest == digest else replace(parse(str(path), data), digest=digest)

@@ -263,13 +263,14 @@ def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread 
 
 
 def _remove_all(left: list[TaintRecord], records: JsonFiles[TaintRecord], log: Log) -> None:
-    back_off = BackOff(cap_s=60.0)
-    retry, text = Retry(log, back_off), "an earlier daemon left taints on its node; trying to remove them"
+    text = "an earlier daemon left taints on its node; trying to remove them"
+    retries = {record.node: Retry(log, BackOff(cap_s=60.0)) for record in left}  # the first failure of each is logged
     while left:
         record = left.pop(0)
+        retry = retries[record.node]
+        time.sleep(max(0.0, retry.due - time.monotonic()))
         try:
             remove_left(record, records, log)
         except (MonitorError, OSError) as error:
             left.append(record)
             retry.failed(error, text, node=record.node, keys=record.keys, remedy=record.by_hand)
-            time.sleep(retry.due - back_off.clock())
