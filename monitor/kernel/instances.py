@@ -14,6 +14,7 @@ import ctypes
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import stat
 import time

@@ -2,7 +2,8 @@
 
 Whatever is wrong is one ConfigError that names the file and the key.
 
-Root believes no file that others can change (`monitor.owner.distrust_file`), and runs a plugin only of a file that was named.
+Root believes no file that others can change (`monitor.owner.distrust_file`), and runs a plugin only of a file that was
+named.
 
 A plugin (`exec`) runs when its token is needed, and again when that has expired or was refused. One that gives a
 certificate instead is not supported.

@@ -212,7 +212,10 @@ class EventBuilder:
         if handler is not None:
             now = self.now()
             self._clock.look(now)
-            if getattr(message, "ts_ns", now) < now - LATE_NS:
+            told_ns: int = getattr(message, "ts_ns", now)
+            if isinstance(message, messages.Gone):  # sent when its memory is back
+                told_ns = message.settled_ns or told_ns
+            if told_ns < now - LATE_NS:
                 self._caught_up_ns = now + CATCH_UP_NS
             self.update_pods()
             handler(message)

@@ -25,6 +25,8 @@ _HOT_ENDS_S = 1.0
 #: The helper waits so long for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On a
 #: slow machine (emulated, starved) it is a multiple of what this helper needed to get here, at most half a minute.
 _NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
+#: The unit sets it: its ExecStopPost= undoes what is left, or leaves it to the daemon that systemd starts 1 s later.
+_STOP_POST = "OUTRACE_STOP_POST"
 #: A daemon has the lock among its first descriptors, before pods and clients; a user opens millions, and locks as many.
 _FIRST = 256
 
@@ -69,6 +71,8 @@ class LeftChanges:
             return
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
+        if _STOP_POST in os.environ:  # systemd starts none before this process has ended
+            return
         if not self._next_one():
             undo_left([Path(self._config.state_dir)], self._log, self._hierarchy)
 

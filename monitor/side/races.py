@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,8 @@ from monitor.side.holds import Holds
 from monitor.side.judge import Judge
 from monitor.side.node_state import Figures, Inbox, NodeState, OtherEviction
 from monitor.side.stalls import Stalls
-from monitor.side.victims import eviction_order
+from monitor.side.victims import eviction_order, victims_differ
+from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
     from monitor.side.cluster.record import Record as Reported
@@ -64,6 +66,7 @@ class Races:
         calls = self.judge.submit, self._kmsg is not None, self.recorder
         self.event_builder = EventBuilder(self.node, self.figures, self.holds, log, *calls)
         self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order)
+        self._victims, self._differ = Worker("victims", 1), False
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
 
     def _open_recorder(self) -> Recorder:
@@ -76,6 +79,19 @@ class Races:
     def _order(self) -> list[str]:
         """Uids of the pods that may be evicted, by the figures of this moment."""
         return [one.uid for one in evictable(eviction_order(self.node, self.figures, self.figures.is_counted()))]
+
+    def victims_differ(self) -> bool:
+        """Whether the kernel would kill another pod than the policy; False also while no threshold is near. Of the last
+        look, at the call before: /proc is not waited for.
+        """
+        self._victims.submit(self._compare_victims)
+        return self._differ
+
+    def _compare_victims(self) -> None:
+        differ = False
+        with suppress(MonitorError, OSError, LookupError, ValueError):  # of processes that go
+            differ = bool(self.figures.stats.get("armed")) and victims_differ(self.node, self.figures)
+        self._differ = differ
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""

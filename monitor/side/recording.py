@@ -25,6 +25,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -90,9 +91,11 @@ class Writer:
             raise
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """A network's file system may refuse here what it had accepted: the number is free all the same."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                os.close(fd)
 
     def _begin(self, first: int) -> None:
         """Begin a new file; the old ones move up, the oldest is deleted."""

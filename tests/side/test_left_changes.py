@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tests.hold.braked import HIERARCHY, Stand
 from tests.hold.braked import held as held
 from tests.kube.clock import WaitedClock
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
 #: Stands for the hot process: holds a pod, starts its helper, and waits; the helper looks when its stdin is closed.
@@ -64,6 +66,23 @@ try:
 except ConnectionRefusedError:
     print("ended", flush=True)
 """
+
+
+def test_under_systemd_its_stop_post_undoes_what_is_left(held: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd starts no daemon before the helper has ended: to wait for one would release every hold."""
+    killed_daemon(held)
+    monkeypatch.setenv("OUTRACE_STOP_POST", "1")
+    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
+    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None, next_s=60.0)
+    with subprocess.Popen(["true"]) as ended, socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(left, "_hot", os.pidfd_open(ended.pid))
+        ended.wait()
+        left.at_end(listener)
+        with pytest.raises(OSError):
+            listener.accept()
+    assert held.noted()
+    assert "Environment=OUTRACE_STOP_POST=1" in (ROOT / "deploy/systemd/outrace.service").read_text()
+    assert undo_left([held.state], lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("next_one", [False, True])

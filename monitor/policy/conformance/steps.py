@@ -153,8 +153,8 @@ def oom_scores(given: Case, answer: Any) -> Pair:
 def rank(given: Case, answer: Any) -> Pair:
     """Groups of equal pods in order, and every pod's request. The order within a group is not binding."""
     pods = [pod_of(given, entry["pod"]) for entry in given["pods"]]
-    known = (PodStats(entry["stats"]) for entry in given["pods"] if entry["stats"] is not None)
-    stats = {of.uid: of for of in known}
+    entries = zip(pods, given["pods"], strict=True)
+    stats = {pod.uid: PodStats(entry["stats"]) for pod, entry in entries if entry["stats"] is not None}
     ranked = rank_pods(given["signal"], pods, stats, layout(given))
     got = {
         "tieGroups": [

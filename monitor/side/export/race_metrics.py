@@ -11,7 +11,6 @@ from monitor.pods.model import FoundPod
 from monitor.policy.stall import KUBEPODS, MACHINE
 from monitor.race.events import NODE
 from monitor.side.export.families import counter, gauge, histogram
-from monitor.side.victims import victims_differ
 
 if TYPE_CHECKING:
     from monitor.side.races import Races
@@ -33,8 +32,7 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
     yield histogram("race_margin_seconds", "Time by which races were won or lost, by verdict.", seconds, "verdict")
     yield histogram("race_margin_bytes", "Bytes by which races were won or lost, by verdict.", nbytes, "verdict")
     text = "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near."
-    differ = races.figures.stats.get("armed") and victims_differ(races.node, races.figures)
-    yield gauge("victim_mismatch", text, bool(differ))
+    yield gauge("victim_mismatch", text, races.victims_differ())
     yield from _stalls(races, pods)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
