@@ -91,7 +91,7 @@ class Writer:
             raise
 
     def close(self) -> None:
-        """A network's file system may refuse here what it had accepted: the number is free all the same."""
+        """A network file system may refuse here what it had accepted; the number is free then too."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with suppress(OSError):
