@@ -4,7 +4,7 @@ SHELL := /bin/bash
 ARGS ?=
 BIN := .venv/bin
 
-.PHONY: help run demo bench test races oracle paired everything mutation lint setup clean distclean test-vm test-vagrant image pictures deb dist
+.PHONY: help run demo bench test races oracle paired everything mutation lint setup clean distclean test-vm test-vagrant peers image pictures deb dist
 
 help: ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,6 +54,9 @@ test-vm: setup ## Run the kernel tests in a virtual machine on Linux 6.1, 6.12 o
 
 test-vagrant: setup ## Run the kernel tests in a Vagrant machine, made here and destroyed afterwards
 	@$(BIN)/python scripts/vm/vagrant.py $(ARGS)
+
+peers: setup ## Compare with earlyoom, nohang and systemd-oomd in a Vagrant machine (ARGS="--runs 1"; some hours)
+	@$(BIN)/python scripts/vm/vagrant.py --kernel 6.12 --deadline 18000 --command "python3 -m monitor.cli.main bench peers $(ARGS)"
 
 image: setup ## Build the container image (BASE=mmdebstrap where no registry of images is reached)
 	@scripts/image.sh

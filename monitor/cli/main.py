@@ -32,6 +32,10 @@ BENCHES = {
     "policy": ("monitor.lab.bench_policy:policy", "What a pass of the policy costs, from 10 to 5,000 pods."),
     "scenarios": ("monitor.lab.scenarios:scenarios", "Situations with a known truth: is every verdict right?"),
     "stall": ("monitor.lab.bench_stall:stall", "A pod that waits for memory: is its cause evicted, and no other?"),
+    "peers": (
+        "monitor.lab.bench_peers:peers",
+        "Beside earlyoom, nohang and systemd-oomd, in a guest that may be lost.",
+    ),
     "kills": ("monitor.lab.bench_kills:kills", "Races in which the monitor itself is killed: is anything lost?"),
 }
 COMMANDS = {

@@ -43,16 +43,27 @@ class LabNode:
     """Context manager: a cgroup `outrace-NAME-PID` limited to ``memory_bytes``, pods in it, and their manifests.
 
     ``with_freezer``: the pods have cgroups of the same names in cgroup v1's freezer, as those of a runtime have.
+    ``parent``: the cgroup that the node's is made in, if not the root. ``swaps``: the node may swap.
     """
 
-    def __init__(self, name: str, memory_bytes: int, *, with_freezer: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        memory_bytes: int,
+        *,
+        with_freezer: bool = False,
+        parent: Path | None = None,
+        swaps: bool = False,
+    ) -> None:
         self.memory_bytes = memory_bytes
         self.hierarchy = cgroupfs.detect()
         self.pods: dict[str, LabPod] = {}
         self.children: list[Child] = []
         stem = f"outrace-{name}-{os.getpid()}"
         names = (stem, *(f"{stem}-{number}" for number in range(2, 1000)))
-        self.cgroup = next(path for name in names if not (path := self.hierarchy.root / name).exists())
+        root = parent or self.hierarchy.root
+        self.cgroup = next(path for name in names if not (path := root / name).exists())
+        self._swaps = swaps
         self.manifests = Path(tempfile.gettempdir())  # until __enter__
         freezer = cgroupfs.freezer() if with_freezer and self.hierarchy.version == 1 else None
         #: The node's cgroup in v1's freezer.
@@ -77,7 +88,7 @@ class LabNode:
                 self.freezer.mkdir()
             # With swap, a full node swaps out instead of calling the OOM killer. v1's pods inherit their swappiness.
             for name in ("memory.swap.max", "memory.swappiness"):
-                if (self.cgroup / name).exists():
+                if not self._swaps and (self.cgroup / name).exists():
                     (self.cgroup / name).write_text("0")
         except BaseException:
             self.close()

@@ -16,11 +16,16 @@ from pathlib import Path
 from commands import VmError, run
 from images import PACKAGES, Builder, Family, Image
 
+#: What `outrace bench peers` runs beside outrace, one at a time.
+PEERS = ("earlyoom", "nohang", "systemd-oomd")
+#: Their units, masked: a package's own drop-in for users' sessions starts systemd-oomd, another one two of nohang.
+PEERS_UNITS = ("earlyoom", "nohang", "nohang-desktop", "systemd-oomd.socket", "systemd-oomd")
 #: For systemd, for Vagrant (ssh to rsync), for the initrd (virtio disks are modules in Debian's cloud kernels), for the
 #: package of `make deb`, for what the tests put beside it: a user's own manager and bus, podman's containers and pods.
 BOX_PACKAGES = (
     "systemd-sysv", "udev", "dbus", "libpam-systemd", "openssh-server", "sudo", "rsync", "qemu-guest-agent",
     "initramfs-tools", "zstd", "python3-psutil", "python3-yaml", "dbus-user-session", "podman", "crun", "catatonit",
+    *PEERS,
 )  # fmt: skip
 NETWORK = "[Match]\nType=ether\n\n[Network]\nDHCP=ipv4\n"
 
@@ -79,6 +84,7 @@ class BoxBuilder(Builder):
         (tree / "etc/sudoers.d/vagrant").chmod(0o440)
         run("chroot", tree, "useradd", "-m", "-s", "/bin/bash", "vagrant")
         run("chroot", tree, "systemctl", "enable", "systemd-networkd", "ssh")
+        run("chroot", tree, "systemctl", "mask", *PEERS_UNITS)
         keys = tree / "home/vagrant/.ssh"
         keys.mkdir(mode=0o700)
         (keys / "authorized_keys").write_text(insecure_key())

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from box import Box, BoxBuilder
 from commands import VmError, run, say
-from guest import TAIL_LINES, expected, project_files, usable_acceleration
+from guest import EXPENDABLE, TAIL_LINES, expected, project_files, usable_acceleration
 from images import ROOT, TOOLS, choose, install_tools
 from matrix import CACHE, exit_code
 from report import counts
@@ -220,7 +220,8 @@ def test(options: argparse.Namespace) -> int:
     results = CACHE / "results" / f"vagrant-{families[0].kernel}"
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    with session(box, options, expected(families[0]), results) as machine:
+    words = f"{expected(families[0])} {EXPENDABLE if options.command else ''}"
+    with session(box, options, words, results) as machine:
         began = time.monotonic()
 
         def took(what: str) -> None:
