@@ -96,8 +96,9 @@ class SpecSource(PodSource):
             uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
             self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
         # Once in a scan: with 500 pods that is half of its time.
-        there = () if self._kubepods is None else cgroup_tree.pods_in(self._kubepods)
-        self._dirs = {one.uid: one.path for one in there}
+        self._dirs = {}
+        for one in () if self._kubepods is None else cgroup_tree.pods_in(self._kubepods):
+            self._dirs.setdefault(one.uid, one.path)  # an empty one of a former QoS class, BestEffort, comes last
 
     def _has_pods(self) -> bool:
         return self._kubepods is not None and any(cgroup_tree.pods_in(self._kubepods))

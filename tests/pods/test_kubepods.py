@@ -197,3 +197,12 @@ def test_only_the_nodes_own_kubepods_is_searched(hierarchy: Hierarchy, folder: P
     assert [f.pod.uid for f in polled(spec, stranger, hierarchy).updated] == ["stranger"]  # kubepods as the node
     _cgroup(hierarchy, "lab/node/kubepods/besteffort/podstranger")
     assert [f.cgroup for f in polled(spec, node, hierarchy).updated] == [node / "kubepods/besteffort/podstranger"]
+
+
+@pytest.mark.live
+def test_what_is_left_of_a_former_qos_class_is_not_the_pod(node: Path, tmp_path: Path) -> None:
+    """A static pod with a uid of its own became Burstable: measured by the empty directory it was never ranked."""
+    now = cgroupfs.make(node / f"kubepods/burstable/pod{UID}/main").parent
+    cgroupfs.make(node / f"kubepods/besteffort/pod{UID}")
+    manifest(tmp_path, "web", uid=UID)
+    assert [found.cgroup for found in polled(tmp_path, node).updated] == [now]
