@@ -23,15 +23,18 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from monitor.actions.changes import any_disabled
 from monitor.actions.ledger import LEFT, Ledger
+from monitor.actions.pod_ledger import BrakeFile, BrakeLedger, Planned
 from monitor.actions.victim import has_spared
-from monitor.hold.brake_ledger import Braked, BrakeFile, BrakeLedger, Planned, counts_below, joined, slow_at
 from monitor.kernel import cgroupfs, limits
 from monitor.kernel.cgroup_procs import CGROUPS, walk
 from monitor.kernel.procfs import kill_pends
@@ -47,6 +50,44 @@ _TRIES = 5
 #: 2: the kernel panics instead of an OOM kill at a cgroup's limit; 1: only where memory of the machine runs out
 #: (check_panic_on_oom, mm/oom_kill.c).
 PANIC_ON_OOM = "/proc/sys/vm/panic_on_oom"
+
+#: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
+_NO_RECLAIM = (6, 16)
+
+
+class Braked(NamedTuple):
+    """What is in force. ``cap``: bytes, the pod's own limit where that is lower, 0: none."""
+
+    brake: str
+    cap: int
+
+
+def slow_at(usage: int, room: int) -> int:
+    """The memory.high, bytes, that throttles allocations at once, and makes the writer reclaim nothing.
+
+    From 1.2 times memory.high on the sleep is the longest, and half of the usage allows for page cache that is freed
+    meanwhile. Where a value below the usage would reclaim, it is ``room`` above the usage: the sleep is as long when
+    the pod has grown by a fifth, and a quarter of that after a tenth.
+    """
+    return (usage // 2 if _linux() >= _NO_RECLAIM else usage + room) // PAGE * PAGE
+
+
+def joined(*parts: tuple[str, object]) -> str:
+    """The names of what is there, with a + between."""
+    return "+".join(name for name, there in parts if there)
+
+
+@cache
+def _linux() -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
+
+
+def counts_below(path: Path) -> bool:
+    """Whether a limit counts the cgroups below: before Linux 5.11 one may account for itself alone. Raises OSError."""
+    try:
+        return (path / "memory.use_hierarchy").read_text().strip() != "0"
+    except FileNotFoundError:
+        return True
 
 
 def panics_at_cap(version: int) -> bool:

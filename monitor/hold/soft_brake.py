@@ -14,8 +14,8 @@ import os
 from pathlib import Path
 
 from monitor.actions.ledger import SOFT, Ledger
+from monitor.actions.pod_ledger import BrakeFile, BrakeLedger, Planned
 from monitor.errors import MonitorError
-from monitor.hold.brake_ledger import BrakeFile, BrakeLedger, Planned
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from monitor.actions.ledger import SIDE, SOFT, Ledger, this_daemon
 from monitor.actions.oom_values import MarkJournal, ScoreNotes, Wanted
-from monitor.hold.brake_ledger import BrakeFile, BrakeLedger
+from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs

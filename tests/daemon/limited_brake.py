@@ -4,8 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from monitor.hold.brake_ledger import Braked, BrakeFile, BrakeLedger
-from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, plan_limit, write_limit
+from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
+from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, Braked, plan_limit, write_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
 

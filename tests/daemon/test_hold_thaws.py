@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.hold.brake_ledger import Braked
 from monitor.hold.brakes import KILL, REPORTS
+from monitor.hold.pod_brake import Braked
 from monitor.link.messages import KubeletEviction, PodHeld, PodSeen
 from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported
 from tests.replay.stand_ins import StandInBrake

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from monitor.cli.run import _announce
-from monitor.hold.brake_ledger import Braked
-from monitor.hold.pod_brake import panics_at_cap
+from monitor.hold.pod_brake import Braked, panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import KubeletEviction, PodHeld, PodReleased, Soften, Softened

@@ -13,9 +13,9 @@ import pytest
 
 from monitor.actions import changes
 from monitor.actions.ledger import Ledger, attributes_of
+from monitor.actions.pod_ledger import BrakeFile
 from monitor.actions.undo import undo
-from monitor.hold import brake_ledger, pod_brake
-from monitor.hold.brake_ledger import BrakeFile
+from monitor.hold import pod_brake
 from monitor.hold.pod_brake import PodBrake
 from monitor.kernel.cgroupfs import Hierarchy
 
@@ -26,7 +26,7 @@ class PlainPod:
     """As before Linux 6.16. ``high`` is its memory.high."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(brake_ledger, "_linux", lambda: (6, 1))
+        patch.setattr(pod_brake, "_linux", lambda: (6, 1))
         patch.setattr(BrakeFile, "write", _write)
         patch.setattr(changes, "_write", _write_anew)
         self.root, self.state = root / "cgroup", root / "state"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from monitor.hold import brake_ledger
-from monitor.hold.brake_ledger import BrakeFile
+from monitor.actions.pod_ledger import BrakeFile
+from monitor.hold import pod_brake
 from monitor.hold.pod_brake import ROOM, PodBrake
 from tests.hold.plain import MIB, PlainPod
 from tests.hold.plain import pod as pod
@@ -97,7 +97,7 @@ def test_where_nothing_is_reclaimed_for_it_it_is_far_below_the_usage(
     pod: PlainPod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the sleep is the longest at once."""
-    monkeypatch.setattr(brake_ledger, "_linux", lambda: (6, 16))
+    monkeypatch.setattr(pod_brake, "_linux", lambda: (6, 16))
     brake = pod.brake()
     assert brake.apply(96 * MIB) is not None
     assert pod.high == str(32 * MIB)

@@ -18,9 +18,9 @@ import pytest
 from monitor.actions import changes
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import LEFT
+from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
 from monitor.cli.run import lock
 from monitor.hold import pod_brake
-from monitor.hold.brake_ledger import BrakeFile, BrakeLedger
 from monitor.hold.brakes import HoldBrakes
 from monitor.hold.control import HoldControl
 from monitor.hold.pod_brake import FREEZE, LIMIT, PendingKills

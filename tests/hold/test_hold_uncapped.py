@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from monitor.cli import doctor
-from monitor.hold.brake_ledger import Braked
-from monitor.hold.pod_brake import ROOM, panics_at_cap
+from monitor.hold.pod_brake import ROOM, Braked, panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from tests.hold.plain import MIB, PlainPod, panic_on_oom

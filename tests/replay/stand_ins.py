@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from monitor.hold.brake_ledger import Braked
+from monitor.hold.pod_brake import Braked
 
 
 class Table:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from monitor.actions.pod_ledger import BrakeFile
 from monitor.errors import MonitorError
-from monitor.hold.brake_ledger import BrakeFile
 from monitor.link.messages import Soften
 from monitor.side.holds import SoftBrakes
 from tests.hold.plain import MIB, PlainPod

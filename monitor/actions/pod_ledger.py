@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from monitor.actions.changes import VANISHED, Change, enable_below, identity_of, put_back, source_of, value_of, way_back
 from monitor.actions.ledger import HELD, OVER, Ledger
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.troubles import TROUBLES
-from monitor.kernel.wire import PAGE
-
-#: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
-_NO_RECLAIM = (6, 16)
-
-
-class Braked(NamedTuple):
-    """What is in force. ``cap``: bytes, the pod's own limit where that is lower, 0: none."""
-
-    brake: str
-    cap: int
 
 
 class BrakeFile:
@@ -36,7 +22,7 @@ class BrakeFile:
     def __init__(self, path: Path, file: str) -> None:
         self.path, self.file = path, file
         self.identity = identity_of(path)
-        # Before `_NO_RECLAIM` it is ignored.
+        # Before Linux 6.16 it is ignored.
         self._write = os.open(path / file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._read = self._write
         if source_of(file) != file:
@@ -87,34 +73,6 @@ class BrakeFile:
 
 #: What is to be changed: None where the value is there already, and is not ours.
 Planned = dict[BrakeFile, Change | None]
-
-
-def slow_at(usage: int, room: int) -> int:
-    """The memory.high, bytes, that throttles allocations at once, and makes the writer reclaim nothing.
-
-    From 1.2 times memory.high on the sleep is the longest, and half of the usage allows for page cache that is freed
-    meanwhile. Where a value below the usage would reclaim, it is ``room`` above the usage: the sleep is as long when
-    the pod has grown by a fifth, and a quarter of that after a tenth.
-    """
-    return (usage // 2 if _linux() >= _NO_RECLAIM else usage + room) // PAGE * PAGE
-
-
-def joined(*parts: tuple[str, object]) -> str:
-    """The names of what is there, with a + between."""
-    return "+".join(name for name, there in parts if there)
-
-
-@cache
-def _linux() -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
-
-
-def counts_below(path: Path) -> bool:
-    """Whether a limit counts the cgroups below: before Linux 5.11 one may account for itself alone. Raises OSError."""
-    try:
-        return (path / "memory.use_hierarchy").read_text().strip() != "0"
-    except FileNotFoundError:
-        return True
 
 
 #: Times that a file is read anew because another process of outrace has written it meanwhile.
