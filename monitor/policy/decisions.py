@@ -1,6 +1,7 @@
 """What stands between a pod and its eviction, and the decision on it: for the daemon and for `replay`.
 
-One gate checks in this order, for a pass and for all that evicts, or arms the kernel, beside one.
+One gate checks in this order, for a pass and for all that evicts, or arms the kernel, beside one. At a crossing
+`monitor.hot.act.Actor.kill_early` asks the same questions by hand, in this order, because that is 15 us faster.
 
 | answer | because |
 |---|---|

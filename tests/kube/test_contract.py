@@ -124,7 +124,9 @@ def test_a_watch_reports_what_happens(client: ApiClient, namespace: str) -> None
 
 
 def test_a_version_of_long_ago_has_expired(client: ApiClient) -> None:
-    """An API server knows no change from before it was started."""
+    """An API server knows no change from before it was started. (That of a cluster which was made a moment ago does:
+    restart it before this test.)
+    """
     with pytest.raises(errors.ResourceExpired, match="too old resource version"), client.watch(PODS, "1") as events:
         next(events)
 
