@@ -13,7 +13,7 @@ from pathlib import Path
 from monitor.cli import svg
 from monitor.cli.output import Line
 from monitor.cli.svg import Markup, element
-from monitor.cli.top_screen import View, screen
+from monitor.cli.top_screen import screen
 from tests.pods.top_example import example
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs/pictures"
@@ -97,7 +97,7 @@ def processes() -> str:
 
 # -- the screen of top -------------------------------------------------------------------------------------------------
 
-COLUMNS, LINES, CELL, PITCH, EDGE = 80, 22, 8.4, 18, 14
+COLUMNS, LINES, CELL, PITCH, EDGE = 80, 19, 8.4, 18, 14
 #: By the styles of `monitor.cli.top`, on a dark ground; "" is plain text.
 COLOURS = {
     "": "#e6edf3",
@@ -105,9 +105,7 @@ COLOURS = {
     "dim": "#9198a1",
     "warn": "#e3b341",
     "bad": "#ff7b72",
-    "anon": "#79c0ff",
-    "kernel": "#d2a8ff",
-    "other": "#e3b341",
+    "used": "#79c0ff",
     "active": "#56d4dd",
     "inactive": "#56d364",
 }
@@ -133,7 +131,7 @@ def top() -> str:
     width, height = 2 * EDGE + COLUMNS * CELL, 2 * EDGE + LINES * PITCH
     ground = element("rect", width=width, height=height, fill="#0d1117")
     lines = [
-        row(EDGE + PITCH * (number + 0.75), spans) for number, spans in enumerate(screen(example(), View(), 80, LINES))
+        row(EDGE + PITCH * (number + 0.75), spans) for number, spans in enumerate(screen(example(), COLUMNS, LINES))
     ]
     words = element("g", *(one for found in lines for one in found), font_family="monospace", font_size=14)
     return svg.picture(width, height, "The screen of outrace top", ground, words) + "\n"

@@ -12,23 +12,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pyte
 from pyte.modes import DECAWM
 
 from tests.puppet import TIMEOUT_S
 
-#: All that a program may write here: text, the line's end, and what ncurses sends to `vt100` and `xterm-256color`. A
-#: control character of a pod's name is none of it.
-_TEXT = re.compile(
-    rb"(?:[ -~\r\n\x08\x07\x0e\x0f\0]|\x1b(?:\[[?>]?[0-9;]*[@A-HJKPSTXbdhlmrt]|[()].|[=>78cDEHM]|\]104\x07))*"
-)
+#: All that a program may write here: text, the line's end, colours, and what `outrace top` places it by. A control
+#: character of a pod's name is none of it.
+_TEXT = re.compile(rb"(?:[ -~\r\n\x0e\x0f\0]|\x1b\[(?:[0-9;]*m|H|2K|J))*")
 #: A sequence whose rest comes with the next read.
-_BEGUN = re.compile(rb"(?:\x1b(?:\[[?>]?[0-9;]*|[()]|\](?:1|10|104)?)?)?")
+_BEGUN = re.compile(rb"(?:\x1b(?:\[[0-9;]*)?)?")
 #: What no program writes, and a screen ignores.
 _MARK = b"\x0f\x00\x0e\x00\x0f"
-_ALTERNATE = 1049 << 5  # of a private mode, as pyte keeps it
 
 
 class Screen(pyte.Screen):
@@ -37,14 +34,9 @@ class Screen(pyte.Screen):
     def __init__(self, columns: int, rows: int) -> None:
         super().__init__(columns, rows)
         self.reset_mode(DECAWM >> 5, private=True)  # what is beyond the last column is counted, not wrapped
-        self._stream, self._rest = _Stream(self), b""
+        self._stream, self._rest = pyte.ByteStream(self), b""
         self.colours: set[str] = set()  # foreground colours that were used
         self.overflows = 0  # characters beyond the last column
-        self.is_old = False  # the size has changed, and what comes is for the one before
-
-    @property
-    def alternate(self) -> bool:
-        return _ALTERNATE in self.mode
 
     @property
     def shown(self) -> list[str]:
@@ -60,43 +52,13 @@ class Screen(pyte.Screen):
         assert _BEGUN.fullmatch(self._rest), f"unknown sequence {self._rest[:32]!r}"
         self._stream.feed(found[0].translate(None, b"\x0e\x0f\0"))
 
-    def erase_in_display(self, how: int = 0, *more: int, **rest: bool) -> None:
-        super().erase_in_display(how, *more, **rest)
-        self.is_old &= how < 2  # as ncurses does after a change
-
     def draw(self, data: str) -> None:
-        self.overflows += 0 if self.is_old else max(0, self.cursor.x + len(data) - self.columns)
+        self.overflows += max(0, self.cursor.x + len(data) - self.columns)
         super().draw(data)
-
-    def index(self) -> None:
-        whole = not self.is_old and self.margins in (None, (0, self.lines - 1))
-        assert not (self.alternate and whole and self.cursor.y == self.lines - 1), "the live view would scroll"
-        super().index()
 
     def select_graphic_rendition(self, *attrs: int, **kwargs: bool) -> None:
         super().select_graphic_rendition(*attrs, **kwargs)
         self.colours |= {self.cursor.attrs.fg} - {"default"}
-
-    def repeat(self, count: int | None = None) -> None:
-        self.draw(self.buffer[self.cursor.y][self.cursor.x - 1].data * (count or 1))
-
-    def scroll_up(self, count: int | None = None) -> None:
-        self._at_top(self.delete_lines, count)
-
-    def scroll_down(self, count: int | None = None) -> None:
-        self._at_top(self.insert_lines, count)
-
-    def _at_top(self, change: Callable[[int], None], count: int | None) -> None:
-        """The region up or down, as curses scrolls several lines."""
-        x, y = self.cursor.x, self.cursor.y
-        self.cursor.y = self.margins.top if self.margins else 0
-        change(count or 1)
-        self.cursor.x, self.cursor.y = x, y
-
-
-class _Stream(pyte.ByteStream):
-    csi: ClassVar[dict[str, str]] = {**pyte.ByteStream.csi, "b": "repeat", "S": "scroll_up", "T": "scroll_down"}
-    events = frozenset([*pyte.ByteStream.events, "repeat", "scroll_up", "scroll_down"])
 
 
 class Seat:
@@ -118,7 +80,6 @@ class Seat:
     def resize(self, columns: int, rows: int) -> None:
         """The kernel sends SIGWINCH."""
         self.screen.resize(rows, columns)
-        self.screen.is_old = True
         _set_size(self.master, columns, rows)
 
     def read(self, timeout_s: float) -> bool:

@@ -1,20 +1,16 @@
-"""What `outrace top` shows, as data: the node, kubepods and the pods, growth, and the kernel's next victim."""
+"""What `outrace top` shows, as data: the node, kubepods and the pods, their growth, and what the daemon reports."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-from monitor.cli.daemons import Daemon, described
-from monitor.errors import MonitorError
+from monitor.cli.daemons import Daemon
 from monitor.kernel import cgroupfs, meminfo
-from monitor.kernel.cgroupfs import Hierarchy, Reading
-from monitor.kernel.oom_candidates import Owner, candidates, total_pages
+from monitor.kernel.cgroupfs import Reading
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
 from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod
@@ -24,9 +20,7 @@ from monitor.policy.ranking import Candidate, Key
 from monitor.policy.releases import Era, era
 from monitor.policy.signals import MEMORY_SIGNALS, OF_DOMAIN, Observation, used
 from monitor.policy.thresholds import Threshold, kubelets
-from monitor.race.badness import likely_victim
 from monitor.settings.config import RunConfig
-from monitor.side.node_state import pod_owners
 from monitor.side.pod_watch import pod_message
 
 FILES = "cgroup files"
@@ -34,6 +28,8 @@ FILES = "cgroup files"
 _OF_SPEC = ("cgroup", "qos", "priority", "spec_known", "critical", "request")
 _UNKNOWN = {**dict.fromkeys(_OF_SPEC), "spec_known": False}
 _NAMES = ("namespace", "name", "uid")
+#: Of the daemon's status; keys that may be missing in the answer of an older daemon.
+_STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "conditions", "lost")
 Readings = dict[str, Reading]
 Frame = Mapping[str, Any]
 
@@ -55,13 +51,12 @@ class Node:
         if config.node_cgroup is not None:
             self.path = cgroupfs.resolve(self.hierarchy, config.node_cgroup)
         self._look()
-        #: What the daemon reported with the last frame (`monitor.side.endpoints`); None: no daemon answered.
-        self.reported: dict[str, Any] | None = None
         mine = [t for t in config.thresholds() if t.signal in MEMORY_SIGNALS]
         # What a kubelet has in place of outrace's own signals is shown beside them.
         self.compared = [t for t in kubelets(mine) if t not in mine]
         self.thresholds = [*self.compared, *mine]
         self.source = open_for(config, self.hierarchy, meminfo.mem_total(), self.path)
+        self._trends = Trends()
 
     def close(self) -> None:
         self.source.close()
@@ -77,19 +72,22 @@ class Node:
         source = self.source
         source.poll()
         self._look()  # plugged memory and a changed limit show in the next frame
-        self.reported = None
-        domains, pods, origin = self._read()
-        reported: dict[str, Any] = self.reported or {}
+        domains, pods, origin, reported = self._read()
         node, signals, stalls = domains["node"], _signals(domains), reported.get("stalls", {})
+        sizes = {pod["uid"]: pod["working_set"] for pod in pods}
+        growth = self._trends.growth(
+            time.monotonic(), sizes | {name: domain.working_set for name, domain in domains.items()}
+        )
         for pod in pods:
-            pod["stall_ratio"] = stalls.get(pod["uid"])
+            pod |= {"stall_ratio": stalls.get(pod["uid"]), "growth_bytes_per_s": growth[pod["uid"]]}
+        shown = {name: {**one.figures(), "growth_bytes_per_s": growth[name]} for name, one in domains.items()}
         return {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "source": origin,
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
-            "node": {"cgroup": str(self.path), **node.figures()},
+            "node": {"cgroup": str(self.path), **shown["node"]},
             "signals": {name: {"available": o.available, "capacity": o.capacity} for name, o in signals.items()},
-            "kubepods": domains["kubepods"].figures() if "kubepods" in domains else None,
+            "kubepods": shown.get("kubepods"),
             "thresholds": [
                 threshold_row(one, signals[one.signal]) | {"compared": one in self.compared}
                 for one in self.thresholds
@@ -101,31 +99,38 @@ class Node:
             **script_figures(node),
             "unlisted": source.unlisted_text(),
             "problems": list(source.problems),
+            "kernel_victim": reported.get("kernel_victim"),
+            "daemon": self._answered(reported),
         }
 
-    def kubepods(self) -> Path | None:
-        """The cgroup that holds all pods, if there is one."""
-        return of_pods(self.hierarchy, self.path, self.source.pods.values(), self.config.cgroup_root)
+    def _answered(self, reported: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The daemon that answered, and how it works; None without a daemon."""
+        daemon = self.daemon
+        if not reported or daemon is None:
+            return None
+        known = {"name": daemon.name, "pid": daemon.info.hot_pid, "version": daemon.info.version}
+        return known | {key: reported["status"].get(key) for key in _STATUS}
 
-    def _read(self) -> tuple[Readings, list[dict[str, Any]], str]:
-        """The domains, the pods, and where the figures come from."""
+    def _read(self) -> tuple[Readings, list[dict[str, Any]], str, Mapping[str, Any]]:
+        """The domains, the pods, where the figures come from, and what the daemon reports with them
+        (`monitor.side.endpoints`; {}: no daemon answered).
+        """
         if self.daemon is None:
-            return *self._read_files(), FILES
+            return *self._read_files(), FILES, {}
         try:
             summary = json.loads(self.daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
             domains, pods = from_summary(summary, self.source.pods, self._era)
             self.capacity = domains["node"].capacity or self.capacity
-            self.reported = {"status": {}, **summary.get("outrace", {})}
-            return domains, pods, f"daemon {self.daemon}"
+            return domains, pods, f"daemon {self.daemon}", {"status": {}, **summary.get("outrace", {})}
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
             origin = f"{FILES} (the daemon {self.daemon} gave no usable answer: {type(e).__name__} {e})"
         except OSError as e:
             origin = f"{FILES} (the daemon {self.daemon} does not answer: {e})"
-        return *self._read_files(), origin
+        return *self._read_files(), origin, {}
 
     def _read_files(self) -> tuple[Readings, list[dict[str, Any]]]:
         domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
-        kubepods = self.kubepods()
+        kubepods = of_pods(self.hierarchy, self.path, self.source.pods.values(), self.config.cgroup_root)
         if kubepods is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.
             domains["kubepods"] = cgroupfs.read_cgroup(self.hierarchy, kubepods, self.whole - self.config.reserved)
@@ -246,141 +251,3 @@ class Trends:
             took_s = at_s - start_s
             found[key] = None if took_s < _LEAST_S else round((size - start) / took_s)
         return found
-
-
-#: A look at all processes (some 60 us each) is repeated after this long, or after so many times what it took: at most
-#: 2 % of a CPU on a node that is short of memory.
-_LOOK_S, _SHARE = 5.0, 50
-#: What the kernel has for itself on the machine; none of it is in the usage of the root cgroup.
-_MACHINE = ("Slab", "KernelStack", "PageTables", "SecPageTables", "Percpu")
-#: The same of a cgroup on kernels before 5.18, which have no line `kernel` (Documentation/admin-guide/cgroup-v2.rst).
-_OF_CGROUP = ("slab", "kernel_stack", "pagetables", "percpu", "vmalloc")
-
-
-def composition(hierarchy: Hierarchy, path: Path | None) -> dict[str, int | None]:
-    """`anon`, `shmem` and `kernel` of a cgroup, or of the machine at the root, in bytes; None: not known here."""
-    found: Sequence[int | None] = (None, None, None)
-    with suppress(MonitorError, OSError):  # removed, or not readable
-        if path == hierarchy.root:
-            stat = meminfo.read()
-            found = stat.get("AnonPages"), stat.get("Shmem"), _sum(stat, _MACHINE)
-        elif path is not None:
-            stat = cgroupfs.memory_stat(path)
-            found = stat.get("anon"), stat.get("shmem"), stat.get("kernel", _sum(stat, _OF_CGROUP))
-            if hierarchy.version == 1:
-                found = stat.get("total_rss"), stat.get("total_shmem"), _kernel_v1(path)
-    return dict(zip(("anon", "shmem", "kernel"), found, strict=True))
-
-
-def _sum(stat: Mapping[str, int], names: Iterable[str]) -> int | None:
-    return sum(stat[name] for name in names if name in stat) or None
-
-
-def _kernel_v1(path: Path) -> int | None:
-    with suppress(MonitorError):  # where kernel memory is not accounted (cgroup.memory=nokmem)
-        return cgroupfs.amount(path, "memory.kmem.usage_in_bytes")
-    return None
-
-
-class Looked(NamedTuple):
-    """``victim`` as it is shown; ``scores``: the lowest and highest oom_score_adj by the uid of a pod."""
-
-    victim: Mapping[str, Any] | None = None
-    scores: Mapping[str, tuple[int, int]] = {}
-    problem: str = ""
-
-
-class ProcessLooks:
-    """Looks at the processes now and then. ``clock`` gives seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._due = 0.0
-        self._last = Looked()
-
-    def look(self, hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
-        began = self._clock()
-        if began >= self._due:
-            try:
-                self._last = _looked(hierarchy, node, owner)
-            except (MonitorError, OSError) as error:
-                self._last = Looked(problem=f"the processes cannot be read: {error}")
-            ended = self._clock()
-            self._due = ended + max(_LOOK_S, _SHARE * (ended - began))
-        return self._last
-
-
-def _looked(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> Looked:
-    found = candidates(hierarchy, node, owner)
-    taken = likely_victim(found, total_pages(hierarchy, node), None if node == hierarchy.root else str(node))
-    scores: dict[str, tuple[int, int]] = {}
-    for one in found:
-        if one.pod is not None:
-            lowest, highest = scores.get(one.pod, (one.oom_score_adj, one.oom_score_adj))
-            scores[one.pod] = min(lowest, one.oom_score_adj), max(highest, one.oom_score_adj)
-    if taken is None:
-        return Looked(None, scores)
-    process = taken.process
-    names = {"pid": process.pid, "comm": process.comm, "pod": process.pod_name, "uid": process.pod}
-    return Looked({**names, "points": taken.points, "rss": process.rss, "oom_score_adj": process.oom_score_adj}, scores)
-
-
-#: Keys that may be missing in the answer of an older daemon.
-_STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "conditions", "lost")
-
-
-class Sampler:
-    """Looks at the node of ``config``, or of ``daemon``, which it follows; ``is_live`` as for `Node`. MonitorError."""
-
-    def __init__(self, config: RunConfig, daemon: Daemon | None, is_live: bool) -> None:
-        self.node = Node(config, daemon, is_live)
-        self._trends = Trends()
-        self._looks = ProcessLooks()
-
-    def close(self) -> None:
-        self.node.close()
-
-    def sample(self) -> Frame:
-        """One look. May take some seconds where a daemon hangs. Raises MonitorError."""
-        self._follow()
-        node = self.node
-        frame = node.frame()
-        pods = {pod["uid"]: pod for pod in frame["pods"]}
-        sizes = {uid: pod["working_set"] for uid, pod in pods.items()}
-        domains = {"node": node.path, "kubepods": node.kubepods()}
-        sizes |= {name: frame[name]["working_set"] for name in domains if frame[name]}
-        growth = self._trends.growth(time.monotonic(), sizes)
-        looked = self._looks.look(node.hierarchy, node.path, pod_owners(node.source.pods))
-        for name, path in domains.items():
-            if frame[name] is not None:
-                frame[name] |= {**composition(node.hierarchy, path), "growth_bytes_per_s": growth[name]}
-        for uid, pod in pods.items():
-            score = looked.scores.get(uid)
-            pod["oom_score_adj"] = None if score is None else {"lowest": score[0], "highest": score[1]}
-            pod["growth_bytes_per_s"] = growth[uid]
-        frame |= {"kernel_victim": looked.victim, "daemon": self._daemon()}
-        frame["problems"] = [*frame["problems"], *([looked.problem] if looked.problem else [])]
-        return frame
-
-    def _follow(self) -> None:
-        """Take the daemon's configuration of now. One that does not answer keeps the last one: the frame says so."""
-        node = self.node
-        if node.daemon is None:
-            return
-        try:
-            now = described(node.daemon.socket)
-        except (OSError, ValueError, TypeError):
-            return
-        if now.config == node.daemon.config:
-            node.daemon = now  # of another process, perhaps
-            return
-        self.node = Node(now.config, now, node.is_live)  # raises: then the old one stays
-        node.close()
-
-    def _daemon(self) -> dict[str, Any] | None:
-        """The daemon that answered, and how it works; None without a daemon."""
-        daemon = self.node.daemon
-        if self.node.reported is None or daemon is None:
-            return None
-        known = {"name": daemon.name, "pid": daemon.info.hot_pid, "version": daemon.info.version}
-        return known | {key: self.node.reported["status"].get(key) for key in _STATUS}

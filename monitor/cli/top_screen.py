@@ -1,9 +1,8 @@
-"""The screen of `outrace top` as lines: what is shown, and what is left out first where room is short."""
+"""The screen of `outrace top` as lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, table_lines, text_of, width_of
@@ -12,68 +11,34 @@ from monitor.policy.signals import ALLOCATABLE_MEMORY, DOMAIN_OF, MEMORY
 from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 from monitor.race.units import span
 
-#: Pods that are shown before anything else is left out for them.
+#: Pods that are always shown.
 _PODS = 4
 #: Of what is held or wrong, as many lines.
 _NOTICES = 3
-#: Key -> lines that the pods are moved by.
-_MOVES = {"up": -1, "down": 1, "pgup": -10, "pgdn": 10}
 #: Columns beside the name, of which so much is always shown.
-_COLUMNS, _NAME = ("", "#", "STALL", "OVER", "USED", "PRIORITY", "ADJ", "GROWTH"), 22
+_COLUMNS, _NAME = ("", "#", "STALL", "OVER", "USED", "PRIORITY", "GROWTH"), 22
 #: The column is there from this share of a second on.
 _STALLS = 0.01
-
-
-@dataclass
-class View:
-    """``offset``: the first pod in the window."""
-
-    offset: int = 0
-    ended: bool = False
-
-    def press(self, key: str) -> None:
-        """``key`` as `monitor.cli.top` names it."""
-        self.ended = self.ended or key == "q"
-        self.offset = max(0, self.offset + _MOVES.get(key, 0))
-
-
 #: A pod with its place in the order of eviction, from 1; None: it is never evicted.
 Row = tuple[int | None, Frame]
-#: Lines that are left out together; the largest number first, 0 never.
-_Block = tuple[int, Sequence[Line]]
 
 
-def screen(frame: Frame, view: View, width: int, height: int) -> list[list[Span]]:
-    """At most ``height`` lines of at most ``width`` columns."""
-    keys = "q quit  up down page up page down"
+def screen(frame: Frame, width: int, height: int) -> list[list[Span]]:
+    """At most ``height`` lines of at most ``width`` columns: the first pods alone, where there is no room for all."""
     above, below = [*_above(frame, width, _NOTICES)], [*_below(frame, width)]
-    below.append((0, [line(Span(keys if len(keys) < width else "q quit", "dim"))]))
-    found = rows(frame)
-    kept = height - 1 - min(len(found) or 1, _PODS)
-    for spare in sorted((block for block in (*above, *below) if block[0]), key=lambda block: -block[0]):
-        if sum(len(lines) for _, lines in (*above, *below)) > kept:
-            (above if spare in above else below).remove(spare)
-    used = sum(len(lines) for _, lines in (*above, *below))
-    count = max(1, height - used - 1)
-    view.offset = max(0, min(view.offset, len(found) - count))
-    window = table(frame, found[view.offset : view.offset + count], width)
-    window += [line("")] * (height - used - len(window))
-    whole = [*_lines(above), *window, *_lines(below)]
-    return [clip(one, width) for one in (whole if len(whole) <= height else [*whole[: height - 1], whole[-1]])]
+    count = max(_PODS, height - len(above) - len(below) - 1)
+    shown = [*above, *table(frame, rows(frame)[:count], width), *below]
+    return [clip(one, width) for one in shown[:height]]
 
 
 def once(frame: Frame, width: int) -> Iterator[str]:
     """Everything, for a pipe, a file, and a terminal that places no text. Only bars and pods go by ``width``."""
-    for spans in (*_lines(_above(frame, width)), *table(frame, rows(frame), width), *_lines(_below(frame, width))):
+    for spans in (*_above(frame, width), *table(frame, rows(frame), width), *_below(frame, width)):
         yield text_of(spans).rstrip()
     for name, value in frame.items():
         if name.startswith("memory_"):
             # As the scripts of the Kubernetes documentation print them: memory.available_in_kb 123
             yield f"{name.replace('_', '.', 1)} {value}"
-
-
-def _lines(blocks: Iterable[_Block]) -> list[Line]:
-    return [one for _, lines in blocks for one in lines]
 
 
 def _title(frame: Frame, width: int) -> Line:
@@ -89,21 +54,19 @@ def _title(frame: Frame, width: int) -> Line:
     return [*left, Span(" " * room + clock)] if room > 0 else left
 
 
-def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[_Block]:
+def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[Line]:
     """Above the pods: the title, what memory is made of, the thresholds, and ``most`` lines of what is held or wrong;
     without ``most`` all of it but for what `outrace top --once` prints to stderr.
     """
-    yield 0, [_title(frame, width)]
+    yield _title(frame, width)
     found = marks(frame)
-    for spare, name in ((0, "node"), (5, "kubepods")):
+    for name in ("node", "kubepods"):
         if frame[name] is not None:
-            yield spare, [one for one in bar_lines(name, frame, found, width) if one]
-    yield 6, legend(frame, width)
-    # Those that are met, and then the nearest, stay longest.
-    near = sorted(found, key=lambda mark: mark.threshold["distance"])
+            yield from (one for one in bar_lines(name, frame, found, width) if one)
+    yield legend(frame)
     for mark in found:
         domain = frame[DOMAIN_OF[mark.threshold["signal"]]] or {}
-        yield 1 + min(3, near.index(mark)), [threshold_line(mark, domain.get("growth_bytes_per_s"))]
+        yield threshold_line(mark, domain.get("growth_bytes_per_s"))
     daemon = frame["daemon"] or {}
     texts = [] if daemon or frame["source"] == FILES else [frame["source"]]
     texts += [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
@@ -111,17 +74,16 @@ def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[_Block
     texts += [*suspension_lines(frame["braked"]), *held_lines(frame["held"])]
     texts += [] if most is None else frame["problems"]
     texts += [frame["unlisted"]] if frame["unlisted"] else []
-    for text in texts[:most]:
-        yield 3, [line(Span(text, "warn"))]
+    yield from (line(Span(text, "warn")) for text in texts[:most])
     if most is not None and len(texts) > most:
-        yield 7, [line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))]
+        yield line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))
 
 
-def _below(frame: Frame, width: int) -> Iterator[_Block]:
+def _below(frame: Frame, width: int) -> Iterator[Line]:
     if (victim := frame["kernel_victim"]) is not None:
-        yield 2, [line("the kernel kills next: ", Span(_victim(victim, width), "bad"))]
+        yield line("the kernel kills next: ", Span(_victim(victim, width), "bad"))
     if (daemon := frame["daemon"]) is not None:
-        yield 3, [_losses(daemon)]
+        yield _losses(daemon)
 
 
 def _victim(victim: Frame, width: int) -> str:
@@ -206,7 +168,7 @@ def table(frame: Frame, shown: Sequence[Row], width: int) -> list[list[Span]]:
 
 def _cells(frame: Frame, row: Row) -> dict[str, str]:
     (rank, pod), victim = row, frame["kernel_victim"]
-    adj, share = pod["oom_score_adj"], pod["stall_ratio"]
+    share = pod["stall_ratio"]
     flags = ("P" if rank == 1 else "") + ("K" if victim is not None and victim["uid"] == pod["uid"] else "")
     return {
         "": flags + ("H" if any(one["uid"] == pod["uid"] for one in frame["held"]) else ""),
@@ -216,7 +178,6 @@ def _cells(frame: Frame, row: Row) -> dict[str, str]:
         "OVER": format_bytes(pod["over_request"]),
         "USED": format_bytes(pod["working_set"]),
         "PRIORITY": "?" if pod["priority"] is None else str(pod["priority"]),
-        "ADJ": "?" if adj is None else str(adj["highest"]),
         "GROWTH": growth_text(pod["growth_bytes_per_s"]),
     }
 
@@ -230,21 +191,14 @@ def growth_text(count: float | None) -> str:
     return f"{'+' if count > 0 else ''}{format_bytes(round(count))}/s"
 
 
-# The bars: what memory is made of, with a mark for every threshold. From the left: what counts as used (anon, kernel,
-# other, active_file), then inactive_file, which the kubelet counts as available. A threshold's mark is where use
-# reaches it: for `memory.available` when the end of active_file is there, for `memory.reclaimable`, which leaves page
-# cache out, when the end of `other` is. Of the whole machine the kubelet counts no kernel memory as used: it stands
-# at the right end, where it takes from what looks free.
+# The bars: used memory with a mark for every threshold. From the left: what is no page cache, active_file, and
+# inactive_file, which the kubelet counts as available. A threshold's mark is where use reaches it: for
+# `memory.available` when the end of active_file is there, for `memory.reclaimable`, which leaves page cache out, when
+# the end of `used` is.
 
 
 #: Part, its character (a bar must be readable without colours), its style.
-PARTS = (
-    ("anon", "#", "anon"),
-    ("kernel", "k", "kernel"),
-    ("other", "o", "other"),
-    ("active_file", "=", "active"),
-    ("inactive_file", "-", "inactive"),
-)
+PARTS = (("used", "#", "used"), ("active_file", "=", "active"), ("inactive_file", "-", "inactive"))
 _FREE = "."
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LABEL = 9
@@ -270,11 +224,9 @@ def marks(frame: Frame) -> list[Mark]:
     ]
 
 
-def parts(domain: Frame, is_machine: bool) -> dict[str, int]:
-    """Bytes by part. `other` is what is charged and in none of the rest: shared memory, for the most part."""
-    found = {name: domain[name] or 0 for name in ("anon", "kernel", "active_file", "inactive_file")}
-    counted = sum(count for name, count in found.items() if name != "kernel" or not is_machine)
-    return {**found, "other": max(0, domain["usage"] - counted)}
+def parts(domain: Frame) -> dict[str, int]:
+    """Bytes by part. On the machine no kernel memory is in them: the kubelet counts none as used."""
+    return {"used": domain["working_set"] - domain["active_file"], **{name: domain[name] for name, *_ in PARTS[1:]}}
 
 
 def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tuple[list[Span], list[Span]]:
@@ -288,7 +240,7 @@ def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tup
     label = f"{name:<{_LABEL}}"
     if not capacity or room < _NARROW:
         return line(Span(label, "title"), figures.strip()), []
-    cells = _bar_cells(parts(domain, _is_machine(name, frame)), capacity, room, _is_machine(name, frame))
+    cells = _bar_cells(parts(domain), capacity, room)
     own = [mark for mark in found if DOMAIN_OF[mark.threshold["signal"]] == name]
     row: list[Mark | None] = [None] * room
     for mark in sorted(own, key=lambda one: one.at):
@@ -300,34 +252,22 @@ def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tup
     return line(Span(label, "title"), "[", *cells, "]", figures), line(" " * (_LABEL + 1), *below)
 
 
-def _is_machine(name: str, frame: Frame) -> bool:
-    return name == "node" and bool(frame["node"]["cgroup"] == frame["hierarchy"]["root"])
-
-
-def _bar_cells(sizes: Mapping[str, int], capacity: int, room: int, kernel_apart: bool) -> list[Span]:
+def _bar_cells(sizes: Mapping[str, int], capacity: int, room: int) -> list[Span]:
     """The spans of a bar, ``room`` characters in all."""
     spans, seen, column = [], 0, 0
     for name, char, style in PARTS:
-        if name == "kernel" and kernel_apart:
-            continue
         seen += sizes[name]
         end = min(room, round(seen * room / capacity))
         spans.append(Span(char * max(0, end - column), style))
         column = max(column, end)
-    last = min(room - column, round(sizes["kernel"] * room / capacity)) if kernel_apart else 0
-    return [*spans, Span(_FREE * (room - column - last), "dim"), Span("k" * last, "kernel")]
+    return [*spans, Span(_FREE * (room - column), "dim")]
 
 
-def legend(frame: Frame, width: int) -> list[list[Span]]:
-    """What the characters of the node's bar are, with their amounts: one line, two where it is narrow."""
-    domain = frame["node"]
-    sizes = parts(domain, _is_machine("node", frame))
-    entries = list[Span]()
-    for name, char, style in PARTS:
-        known = name == "other" or domain[name] is not None
-        text = f" {name} {format_bytes(sizes[name]) if known else 'unknown'}  "
-        entries += [Span(char, style), Span(text)]
-    return [entries] if width_of(entries) - 2 <= width else [entries[:6], entries[6:]]
+def legend(frame: Frame) -> list[Span]:
+    """What the characters of the node's bar are, with their amounts."""
+    sizes = parts(frame["node"])
+    shown = ((Span(char, style), Span(f" {name} {format_bytes(sizes[name])}  ")) for name, char, style in PARTS)
+    return [span for pair in shown for span in pair]
 
 
 def threshold_line(mark: Mark, growth: float | None) -> list[Span]:

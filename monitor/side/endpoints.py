@@ -34,6 +34,7 @@ from monitor.link.daemon_socket import (
     opened,
 )
 from monitor.pods.model import FoundPod
+from monitor.race.badness import Victim
 from monitor.side.export.http import FRESH_S, RENDER_SHARE, Response, Route, Server, Shared, text
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.health import Health
@@ -114,6 +115,7 @@ class Summary:
         ours = {
             "braked": node.braked,
             "held": node.shown_holds(),
+            "kernel_victim": None if races is None else _victim(races.kernels_victim()[0]),
             "stalls": {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()},
             "status": self._status(),
         }
@@ -146,6 +148,14 @@ class Summary:
                 {"name": name, "startTime": started, "memory": _memory(reading, now)} for name, reading in read.items()
             ],
         } | ({} if whole is None else {"memory": _memory(whole, now)})
+
+
+def _victim(found: Victim | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    process = found.process
+    names = {"pid": process.pid, "comm": process.comm, "pod": process.pod_name, "uid": process.pod}
+    return {**names, "points": found.points, "rss": process.rss, "oom_score_adj": process.oom_score_adj}
 
 
 def _memory(reading: Reading, now: str) -> dict[str, Any]:

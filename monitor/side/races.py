@@ -24,7 +24,7 @@ from monitor.link.messages import (
     SideMessage,
     Stored,
 )
-from monitor.race.badness import evictable
+from monitor.race.badness import Victim, evictable
 from monitor.race.events import Refused, Stalled
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for
@@ -35,12 +35,15 @@ from monitor.side.holds import Holds
 from monitor.side.judge import Judge
 from monitor.side.node_state import Figures, Inbox, NodeState, OtherEviction
 from monitor.side.stalls import Stalls
-from monitor.side.victims import eviction_order, victims_differ
+from monitor.side.victims import eviction_order, kernels_victim
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
     from monitor.side.cluster.record import Record as Reported
     from monitor.side.recording import Recorder
+
+#: Between two looks at all processes, seconds: some 60 us each.
+_LOOK_S = 5.0
 
 
 @dataclass(eq=False)
@@ -66,7 +69,8 @@ class Races:
         calls = self.judge.submit, self._kmsg is not None, self.recorder
         self.event_builder = EventBuilder(self.node, self.figures, self.holds, log, *calls)
         self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order)
-        self._victims, self._differ = Worker("victims", 1), False
+        self._victims, self._look_due_s = Worker("victims", 1), 0.0
+        self._kernels: tuple[Victim | None, bool] = None, False
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
 
     def _open_recorder(self) -> Recorder:
@@ -80,18 +84,21 @@ class Races:
         """Uids of the pods that may be evicted, by the figures of this moment."""
         return [one.uid for one in evictable(eviction_order(self.node, self.figures, self.figures.is_counted()))]
 
-    def victims_differ(self) -> bool:
-        """Whether the kernel would kill another pod than the policy; False also while no threshold is near. Of the last
-        look, at the call before: /proc is not waited for.
+    def kernels_victim(self) -> tuple[Victim | None, bool]:
+        """The process that the kernel would kill, and whether the policy would evict another pod; (None, False) while
+        no threshold is near. Of the last look, which an earlier call asked for: /proc is not waited for.
         """
-        self._victims.submit(self._compare_victims)
-        return self._differ
+        if time.monotonic() >= self._look_due_s:
+            self._look_due_s = time.monotonic() + _LOOK_S
+            self._victims.submit(self._look_for_victim)
+        return self._kernels
 
-    def _compare_victims(self) -> None:
-        differ = False
+    def _look_for_victim(self) -> None:
+        found: tuple[Victim | None, bool] = None, False
         with suppress(MonitorError, OSError, LookupError, ValueError):  # of processes that go
-            differ = bool(self.figures.stats.get("armed")) and victims_differ(self.node, self.figures)
-        self._differ = differ
+            if self.figures.stats.get("armed"):
+                found = kernels_victim(self.node, self.figures)
+        self._kernels = found
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""

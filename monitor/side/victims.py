@@ -8,7 +8,7 @@ from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
-from monitor.race.badness import evictable, likely_victim
+from monitor.race.badness import Victim, evictable, likely_victim
 from monitor.side.node_state import Figures, NodeState, pod_owners
 
 
@@ -23,11 +23,13 @@ def eviction_order(node: NodeState, figures: Figures, counted: bool = True) -> l
     return [one.candidate for one in rank_pods(MEMORY, pods, stats, era=era(node.config.policy))]
 
 
-def victims_differ(node: NodeState, figures: Figures) -> bool:
-    """Whether the kernel would kill another pod than the policy's first. Reads all processes: some ms for 110 pods."""
+def kernels_victim(node: NodeState, figures: Figures) -> tuple[Victim | None, bool]:
+    """The process that the kernel would kill, and whether that is of another pod than the policy's first. Reads all
+    processes: some ms for 110 pods.
+    """
     processes = candidates(node.hierarchy, node.node_path, pod_owners(node.pods))
     total = total_pages(node.hierarchy, node.node_path)
     inside = None if node.config.node_cgroup is None else str(node.node_path)
-    kernels = likely_victim(processes, total, inside)
+    found = likely_victim(processes, total, inside)
     order = evictable(eviction_order(node, figures))
-    return kernels is not None and bool(order) and kernels.process.pod != order[0].uid
+    return found, found is not None and bool(order) and found.process.pod != order[0].uid

@@ -36,6 +36,6 @@ def test_a_daemon_that_goes_away_and_comes_back_with_another_threshold(
         with LabDaemon(node, *common, *hard(64), state_dir=state):
             made.shows("outrace top  one hold poll", "memory.available<64Mi", "lab/web", "no record lost")
             made.until(lambda screen: "48Mi" not in screen.text and "does not answer" not in screen.text)
-        made.press("q")
+        made.press("\x03")
         assert made.end() == 0
         assert made.screen.overflows == 0

@@ -21,8 +21,7 @@ def memory(usage: int, active: int, inactive: int, capacity: int | None) -> dict
 
 
 def domain(usage: int, active: int, inactive: int, capacity: int, **more: Any) -> dict[str, Any]:
-    made_of = {"anon": None, "shmem": None, "kernel": None, "growth_bytes_per_s": None}
-    return {**memory(usage, active, inactive, capacity), **made_of, **more}
+    return {**memory(usage, active, inactive, capacity), "growth_bytes_per_s": None, **more}
 
 
 def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -38,7 +37,6 @@ def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -
         "request": request,
         **memory(used, 0, 0, None),
         "over_request": None if request is None else used - request,
-        "oom_score_adj": {"lowest": -998, "highest": 900},
         "growth_bytes_per_s": 0,
         "stall_ratio": 0.0,
     }
@@ -60,8 +58,8 @@ def threshold(signal: str, quantity: int, available: int, kind: str = "hard", **
 
 
 def frame(pods: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
-    """A machine of 8 GiB with 2 GiB in use: 1 GiB anon, 512 MiB active, 256 MiB inactive page cache."""
-    node = domain(2 * GI, 512 * MI, 256 * MI, 8 * GI, anon=GI, kernel=256 * MI, growth_bytes_per_s=3 * MI)
+    """A machine of 8 GiB with 2 GiB in use: 512 MiB active, 256 MiB inactive page cache."""
+    node = domain(2 * GI, 512 * MI, 256 * MI, 8 * GI, growth_bytes_per_s=3 * MI)
     available = node["available"]
     given: dict[str, Any] = {
         "time": "2026-11-25T12:00:00Z",

@@ -31,4 +31,6 @@ def test_the_kernels_victim_is_compared_with_the_first_that_may_be_evicted(
     found = [] if pod == "" else [Process(7, "x", MIB, 0, 0, 0, (), pod)]
     monkeypatch.setattr(victims, "candidates", lambda *_: found)
     monkeypatch.setattr(victims, "total_pages", lambda *_: 1 << 18)
-    assert victims.victims_differ(known.node, known.figures) is differ
+    victim, found_other = victims.kernels_victim(known.node, known.figures)
+    assert found_other is differ
+    assert (None if victim is None else victim.process.pid) == (None if pod == "" else 7)

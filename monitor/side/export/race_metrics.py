@@ -32,7 +32,7 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
     yield histogram("race_margin_seconds", "Time by which races were won or lost, by verdict.", seconds, "verdict")
     yield histogram("race_margin_bytes", "Bytes by which races were won or lost, by verdict.", nbytes, "verdict")
     text = "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near."
-    yield gauge("victim_mismatch", text, races.victims_differ())
+    yield gauge("victim_mismatch", text, races.kernels_victim()[1])
     yield from _stalls(races, pods)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
