@@ -54,8 +54,8 @@ _UNUSABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 _MESSAGES: dict[str, type[OfPasses]] = {NAMES[cls]: cls for cls in get_args(OfPasses)}
 #: Fields of a recorded configuration that are gone, and their defaults.
 _GONE = {"never_kill": False, "layout_container_fs": False}
-#: Those that repeated what others say.
-_UNUSED = ("parsed", "entry_origins")
+#: Those that decided nothing.
+_UNUSED = ("parsed", "entry_origins", "runbook_url")
 
 
 @dataclass(slots=True)

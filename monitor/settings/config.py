@@ -81,7 +81,6 @@ class RunConfig:
     log_format: str = "logfmt"
     record: str = ""  # file that every input is recorded in, for `outrace replay`
     alertmanagers: tuple[str, ...] = ()  # base URLs
-    runbook_url: str = ""  # base URL of the pages about alerts; "": their path in the source tree
 
     #: The release whose policy decides (`monitor.policy.releases`), and which of two answers where it is plainly wrong
     #: (`monitor.policy.compat`): another one than the default only in a recording of an earlier release, and in tests.

@@ -262,7 +262,6 @@ OPTIONS: tuple[Option, ...] = (
         field="alertmanagers",
         live=True,
     ),
-    _own("runbook-url", values.base_url, "Link alerts to pages below this URL. [none]"),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
     _setting(
         "state-dir DIR", values.path, f"Keep incidents, statuses of evicted pods and the lock here. [{STATE_DIR}]"
@@ -293,6 +292,7 @@ GONE_OPTIONS = {
     "max-fill-rate": "leave it out: it is 6 GiB/s for each CPU, at most 96",
     "never-kill": "use --mode hold --evict-by api, with which outrace kills no pod",
     "reclaim-containers": "name a command that removes both with --reclaim-images COMMAND",
+    "runbook-url": "leave it out: an Alertmanager's template can put a URL before the annotation runbook_url",
     "run-dir": "set OUTRACE_RUN_DIR for the daemon and its commands",
     "step": "leave it out: a pod is ranked again after it moved by 1 MiB",
     "webhook": "use --alertmanager: an Alertmanager has webhooks as receivers (`webhook_configs`)",

@@ -275,22 +275,17 @@ def alertmanagers(value: Any) -> tuple[str, ...]:
     found = [value] if isinstance(value, str) else value
     if not isinstance(found, list | tuple) or not all(isinstance(url, str) for url in found):
         raise ValueError(f"{value!r} is not a URL, or a list of them")
-    return tuple(check_url(url, "--alertmanager") for url in found)
+    return tuple(check_url(url) for url in found)
 
 
-def base_url(value: Any) -> str:
-    """A URL to which the name of a page is added."""
-    return check_url(text(value), "--runbook-url").rstrip("/")
-
-
-def check_url(text: str, option: str) -> str:
-    """The URL as it is used (no slash at the end). Raises ConfigError, naming the option, when it is none."""
+def check_url(text: str) -> str:
+    """The URL of an Alertmanager as it is used (no slash at the end). Raises ConfigError when it is none."""
 
     from urllib.parse import urlsplit  # 1 MB that only those with receivers need
 
     def check(wrong: object, problem: str, remedy: str = "write http://HOST:PORT or https://HOST/PATH") -> None:
         if wrong:
-            raise ConfigError(f"{option}: {_shown(text)!r} {problem}", remedy)
+            raise ConfigError(f"--alertmanager: {_shown(text)!r} {problem}", remedy)
 
     plain = text.isascii() and text.isprintable() and " " not in text
     check(not plain, "has a blank or a character that is not printable ASCII", "write such characters as %XX")
@@ -303,8 +298,6 @@ def check_url(text: str, option: str) -> str:
     check(not host, "names no host")
     check(port == 0, "has port 0")
     check(parts.fragment, "has a fragment (#...), which is never sent", "leave it out")
-    if "alertmanager" not in option:
-        return text
     base = f"give the base URL; {ALERTMANAGER_PATH} is added to it"
     check(parts.query, "has a query (?...)", base)
     check("/api/v" in parts.path, "is the address of the API", base)

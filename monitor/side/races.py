@@ -58,7 +58,7 @@ class Races:
     def __post_init__(self) -> None:
         config, log = self.node.config, self.log
         self._node_name = config.node_name or os.uname().nodename  # as the chart's PodMonitor labels it
-        self.alerts = AlertSender(config.alertmanagers, log, config.runbook_url)
+        self.alerts = AlertSender(config.alertmanagers, log)
         self.judge = Judge(config, log, self.on_incident)
         self._kmsg: Kmsg | None = None
         try:

@@ -140,8 +140,8 @@ class StandIn(FakeServer):
 
 
 @contextmanager
-def sender(*urls: str, log: LogLines | None = None, runbooks: str = "") -> Iterator[AlertSender]:
-    made = AlertSender(urls, log or LogLines(), runbooks)
+def sender(*urls: str, log: LogLines | None = None) -> Iterator[AlertSender]:
+    made = AlertSender(urls, log or LogLines())
     try:
         yield made
     finally:

@@ -37,12 +37,12 @@ def server() -> Iterator[StandIn]:
 
 
 def test_a_link_to_the_page_about_an_alert(server: StandIn) -> None:
-    with sender(server.url, runbooks="https://wiki.example/runbooks") as sending:
+    with sender(server.url) as sending:
         for alert in alerts_for(DURING_GRACE, "node1"):
             sending.fire(alert)
         until(lambda: len(server.got()) == 2, "two alerts")
     links = {one["labels"]["alertname"]: one["annotations"]["runbook_url"] for one in server.got()}
-    assert links == {name: f"https://wiki.example/runbooks/{name}.md" for name in (OOM_KILL, WRONG_VICTIM)}
+    assert links == {name: f"docs/runbooks/{name}.md" for name in (OOM_KILL, WRONG_VICTIM)}
     assert {one.path for one in server.asked} == {"/api/v2/alerts"}
 
 

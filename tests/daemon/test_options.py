@@ -161,11 +161,6 @@ OPTIONS = {
         ("machine>40%", "pod>60%,grace=1m"),
         (("pod>60", "is not a rule"), (5, "is not a rule"), (["pod>50%", "pod>60%"], "two rules have the same scope")),
     ),
-    "runbook-url": Row(
-        "https://w/outrace/",
-        "https://w/outrace",
-        (("docs/runbooks", "does not begin with http:// or"), ("http://a b", "has a blank"), (1, "1 is not a text")),
-    ),
     "state-dir": Row("/s", "/s", (("", "'' is not a text"),)),
     "log-format": Row("json", "json", (("xml", "logfmt, json"),)),
 }

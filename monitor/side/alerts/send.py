@@ -208,19 +208,18 @@ class Receiver(threading.Thread):
         return False
 
 
-#: Where the pages about alerts are, in the source tree.
-RUNBOOKS = "docs/runbooks"
+#: Where the page about an alert is, in the source tree.
+RUNBOOK = "docs/runbooks/{}.md"
 
 
 class AlertSender:
     """Sends every alert to every receiver. No method but `close` waits for a network.
 
-    ``urls`` are base URLs of Alertmanagers, through `check_url`; ``runbooks`` is the base URL of the pages about
-    alerts, "" for their path in the source tree.
+    ``urls`` are base URLs of Alertmanagers, through `check_url`.
     """
 
-    def __init__(self, urls: Sequence[str], log: Log, runbooks: str = "") -> None:
-        self._log, self._runbooks = log, runbooks or RUNBOOKS
+    def __init__(self, urls: Sequence[str], log: Log) -> None:
+        self._log = log
         self._receivers: dict[str, Receiver] = {}  # by URL; replaced as a whole
         self.take_receivers(urls)
 
@@ -234,8 +233,7 @@ class AlertSender:
             before[url].close()
 
     def fire(self, alert: Alert) -> None:
-        link = f"{self._runbooks}/{alert.name}.md"
-        alert = replace(alert, annotations={**alert.annotations, "runbook_url": link})
+        alert = replace(alert, annotations={**alert.annotations, "runbook_url": RUNBOOK.format(alert.name)})
         for receiver in self._receivers.values():
             receiver.fire(alert)
 
