@@ -11,8 +11,7 @@ kind=NAME of `KINDS`: 4k, thp or populate (page faults of 4 KiB, of huge pages, 
 (page cache of an unlinked file in dir=DIR, written, then read reread=N times, which makes it active; sync=1: written
 back at once, because dirty pages that reclaim comes upon become active; pin=1: kept in pipes that no process reads, as
 by a server whose clients do not read: it stays inactive and cannot be reclaimed), fork (children of 2 MiB), pipes or
-sockets (full of unread data), tables (page tables and nothing in them: a page of each 2 MiB of addresses is read, which
-maps the zero page), dentries (of names in dir=DIR that do not exist; they outlive the process).
+sockets (full of unread data).
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ _SMALL = 64 << 10
 _PIECES = 1024
 #: MiB that each forked child takes, and what it costs with its interpreter's pages, stack and page tables.
 _CHILD_MIB, _CHILD_COSTS_MIB = 2, 2.7
-#: Address space that one page table of 4 KiB maps.
-_MAPPED = 2 * MIB
 _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
 #: What short memory looks like to a program: pipes and sockets say EAGAIN only when they are full.
 _SHORT = (errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC)
@@ -336,33 +333,6 @@ class Queues(Load):
         return bad
 
 
-class Tables(Load):
-    """Page tables, which go with the process alone."""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        self._map = mmap.mmap(-1, self.size // 4096 * _MAPPED, flags, mmap.PROT_READ)
-        self._map.madvise(mmap.MADV_NOHUGEPAGE)
-
-    def take(self, start: int, length: int) -> None:
-        first, last = start // 4096 * _MAPPED, (start + length) // 4096 * _MAPPED
-        memoryview(self._map)[first:last:_MAPPED].tobytes()  # reads in C
-
-
-class Dentries(Load):
-    """Names of 240 bytes, which the kernel keeps in 192 bytes and 256. (On overlayfs in twice as much.)"""
-
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self._directory = options["dir"]
-
-    def take(self, start: int, length: int) -> None:
-        for number in range(start // 448, (start + length) // 448):
-            with suppress(FileNotFoundError):
-                os.stat(f"{self._directory}/{os.getpid():0120}{number:0120}")
-
-
 #: Loads whose memory is checked when they were held, in the order in which a bench runs them.
 CHECKED: dict[str, type[Load]] = {
     "4k": Anonymous,
@@ -374,7 +344,7 @@ CHECKED: dict[str, type[Load]] = {
     "populate": Anonymous,
     "one-write": File,
 }
-KINDS = {**CHECKED, "file": File, "tables": Tables, "dentries": Dentries}
+KINDS = {**CHECKED, "file": File}
 
 
 def _grow(load: Load, rate: int) -> None:

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -12,6 +13,19 @@ from tests import live
 from tests.daemon.hot_node import decided, evicted, hard, passes
 
 pytestmark = pytest.mark.kernel
+
+#: What fills page tables alone: a page of each 2 MiB of addresses is read, which maps the zero page.
+TABLES = """
+import mmap
+addresses = mmap.mmap(-1, {mib} << 29, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
+addresses.madvise(mmap.MADV_NOHUGEPAGE)
+memoryview(addresses)[:: 2 << 20].tobytes()
+"""
+#: Names of 240 bytes that do not exist: the kernel keeps each in 192 bytes and 256.
+DENTRIES = """
+for number in range({mib} * 2340):
+    os.path.exists(f"/var/tmp/{{os.getpid():0120}}{{number:0120}}")
+"""
 
 losing = live.fixture(LabNode, "test-patience", 256 * MIB)
 
@@ -27,10 +41,10 @@ def test_page_tables_of_the_dead_are_waited_for(node: LabNode, hooks: str) -> No
     """They are freed after a grace period of RCU: the last process was gone 24 ms after its SIGKILL and had given back
     nothing, and the next pod was evicted 0.5 ms later, for memory that was all back 50 ms after that."""
     tables, innocent = node.add_pod("tables"), node.add_pod("innocent")
-    with live.daemon(node, "--enforce", "--hooks", hooks, *hard(64)) as daemon:
+    with live.daemon(node, "--enforce", "--hooks", hooks, *hard(64)) as daemon, ExitStack() as stack:
         calm = node.fill(innocent, 40)
-        hog = node.start_hog(tables, kind="tables", mib=200)
-        hog.go()
+        hog = stack.enter_context(live.Puppet(tables.containers["c0"]))
+        hog.tell(f"exec({TABLES.format(mib=200)!r})")
         _, end = evicted(daemon, tables)
         assert hog.wait() < 0
         live.ended(daemon)
@@ -55,9 +69,12 @@ def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: La
     if end == "left" and release() < (6, 17):
         pytest.skip("before Linux 6.17 the end of a process is traced when its memory was freed already")
     tables, innocent, late = node.add_pod("tables", "Guaranteed", request=200 * MIB), node.add_pod("innocent"), None
-    with live.daemon(node, "--enforce", "--trigger", trigger, *hard(50)) as daemon:
+    with (
+        live.daemon(node, "--enforce", "--trigger", trigger, *hard(50)) as daemon,
+        live.Puppet(tables.containers["c0"]) as hog,
+    ):
         calm = node.fill(innocent, 24)
-        hog = node.fill(tables, 120, kind="tables")
+        hog.do(f"exec({TABLES.format(mib=120)!r})")
         late = node.start_hog(innocent, mib=6, rate=200)
         near(node, 50)
         hog.process.send_signal(signal.SIGKILL if end == "killed" else signal.SIGTERM)
@@ -96,9 +113,11 @@ def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: Lab
 def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None:
     """Dentries of names that do not exist outlive the process that looked for them, until another needs memory."""
     slab, innocent = node.add_pod("slab"), node.add_pod("innocent")
-    with live.daemon(node, "--enforce", *hard(64)) as daemon:
+    with live.daemon(node, "--enforce", *hard(64)) as daemon, ExitStack() as stack:
         calm = node.fill(innocent, 40)
-        live.killed_hog(node, slab, 300, kind="dentries")
+        hog = stack.enter_context(live.Puppet(slab.containers["c0"]))
+        hog.tell(f"exec({DENTRIES.format(mib=300)!r})")
+        assert hog.wait() == -signal.SIGKILL
         _, end = evicted(daemon, slab)
         logged = live.message(daemon, "the kernel took back what an evicted pod left", pod="lab/slab")
         live.ended(daemon)
