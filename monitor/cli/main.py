@@ -76,6 +76,7 @@ GONE = {
         f"outrace replay --{name}": "`outrace incidents advise`, which works out the thresholds that would have won"
         for name in ("policy", *(f"eviction-{key}" for key in ("hard", "soft", "soft-grace-period", "minimum-reclaim")))
     },
+    "outrace reserve --growth": "`outrace reserve --eviction-hard`, which shows the growth that a threshold survives",
     "outrace report": "`outrace incidents list --since 7d`, and `outrace incidents advise`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency` without it",

@@ -37,7 +37,7 @@ from monitor.policy.sizing import (
     written,
 )
 from monitor.policy.thresholds import DEFAULT_HARD
-from monitor.race.reaction import REACTIONS, Reaction, Survives, survives, threshold_for
+from monitor.race.reaction import REACTIONS, Survives, survives
 from monitor.race.units import quantity, rate
 
 if TYPE_CHECKING:
@@ -87,18 +87,16 @@ class _Node(NamedTuple):
 @click.option("--eviction-hard", metavar="SIGNAL<VALUE,...", help="As in the kubelet: memory.available<100Mi.")
 @click.option("--enforce-node-allocatable", metavar="LIST", help="As in the kubelet: pods, or none. [pods]")
 @click.option("--kubelet-config", metavar="FILE", help="Read these from a KubeletConfiguration.")
-@click.option("--growth", metavar="QUANTITY", help="Show what a growth of so many bytes a second, such as 50Mi, needs.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "kubelet-config"]), default="table",
               show_default=True, help="Format; kubelet-config: a KubeletConfiguration in YAML.")  # fmt: skip
 def reserve(model: str, output: str, **options: Any) -> None:
     """Compute Allocatable = Capacity - Reserved - Eviction threshold for a node, each term with its rule.
 
-    Show also the growth against which eviction wins with that threshold, and with --growth the threshold it needs.
+    Show also the growth against which eviction wins with that threshold.
     """
     from monitor.kernel import meminfo
 
     node = _node(model, options)
-    wanted = _amount("growth", options["growth"])
     try:
         sized = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
     except PolicyError as error:
@@ -108,7 +106,7 @@ def reserve(model: str, output: str, **options: Any) -> None:
     here = options["this_node"] and options["memory"] is None
     kernels = meminfo.kernels_share(huge_pages_apart=apart) if here else 0
     beyond = kernels if apart else max(memory.of(HUGE), kernels)  # huge pages are in what the kernel keeps
-    growth = _growth(memory, wanted, kernels, beyond)
+    growth = _growth(memory, kernels, beyond)
     answer = _json(model, node, options, sized) | {"growth": growth}
     if output == "kubelet-config":
         emit(output, answer, lambda: yaml_lines(made))
@@ -236,15 +234,14 @@ def _amount(option: str, text: str | None, milli: bool = False) -> int | None:
     """A capacity, in bytes or millicores; what is not whole is rounded down: there is no part of a byte."""
     if text is None:
         return None
-    example = "4 or 3500m" if milli else "50Mi" if option == "growth" else "16Gi"
+    example = "4 or 3500m" if milli else "16Gi"
     try:
         nanos = Quantity.parse(text).nanos
     except PolicyError as error:
         raise ConfigError(f"--{option}: {text!r}: {error}", f"write a quantity such as {example}") from None
     amount = nanos // 10**6 if milli else nanos // 10**9
     if not (0 if option == "huge-pages" else 1) <= amount < _LARGEST:
-        what = "growth" if option == "growth" else "capacity of a node"
-        raise ConfigError(f"--{option}: {text!r} is no {what}", f"write a quantity such as {example}")
+        raise ConfigError(f"--{option}: {text!r} is no capacity of a node", f"write a quantity such as {example}")
     return amount
 
 
@@ -311,10 +308,9 @@ def _terms(sizing: Sizing, origin: str) -> Iterator[tuple[str, int, str]]:
         yield "limit of kubepods", sizing.pods_limit, f"capacity - reserved{why}" if sizing.enforced else "not enforced"
 
 
-def _growth(memory: Sizing, wanted: int | None, kernels: int, beyond: int) -> dict[str, Any]:
-    """``wanted``: bytes a second that are to be survived; None: not given. ``kernels``: bytes that the kernel keeps
-    (`monitor.kernel.meminfo.kernels_share`; 0: not known). ``beyond``: bytes that count as available, and no process
-    can grow into them.
+def _growth(memory: Sizing, kernels: int, beyond: int) -> dict[str, Any]:
+    """``kernels``: bytes that the kernel keeps (`monitor.kernel.meminfo.kernels_share`; 0: not known). ``beyond``:
+    bytes that count as available, and no process can grow into them.
     """
     threshold = memory.of(EVICTION)
     return {
@@ -331,19 +327,6 @@ def _growth(memory: Sizing, wanted: int | None, kernels: int, beyond: int) -> di
             }
             for each in (survives(threshold, reaction, beyond) for reaction in REACTIONS)
         ],
-        "wanted_bytes_per_s": wanted,
-        "needs": None if wanted is None else [_need(memory, wanted, beyond, reaction) for reaction in REACTIONS],
-    }
-
-
-def _need(memory: Sizing, wanted: int, beyond: int, reaction: Reaction) -> dict[str, Any]:
-    """The threshold that a way of reacting needs, and Allocatable with it (None: there would be none)."""
-    needed = threshold_for(wanted, reaction, beyond)
-    allocatable = memory.capacity - memory.of(SYSTEM, KUBE, HUGE) - needed
-    return {
-        "reaction": reaction.name,
-        "threshold_bytes": needed,
-        "allocatable_bytes": allocatable if allocatable >= 0 else None,
     }
 
 
@@ -365,16 +348,6 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
         yield f"While pods use no more than their requests, the system may use {system} before any is evicted."
     else:
         yield f"No hard threshold for {MEMORY}: eviction wins against no growth at all."
-    if growth["needs"] is None:
-        return
-    yield ""
-    yield f"To win against {rate(growth['wanted_bytes_per_s'])} in every phase:"
-    rows = []
-    for each in growth["needs"]:
-        needed = each["threshold_bytes"]
-        threshold = f"{MEMORY}<{quantity(needed)}" if needed < memory.capacity else "none is enough"
-        rows.append((NAMES[each["reaction"]], threshold, format_bytes(each["allocatable_bytes"])))
-    yield from table_lines(["reaction", "threshold", "allocatable then"], rows, prose=True)
 
 
 # What `outrace incidents advise` prints: thresholds and reservations.

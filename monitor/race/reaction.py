@@ -1,7 +1,6 @@
-"""What reacts to a crossing, how long that takes, and the arithmetic between growth and threshold, both ways.
+"""What reacts to a crossing, how long that takes, and the growth that a threshold survives.
 
-A threshold wins where what is taken from the crossing until growth ends stays below it. Both ways ask one function, so
-that they agree to the byte.
+A threshold wins where what is taken from the crossing until growth ends stays below it.
 """
 
 from __future__ import annotations
@@ -78,13 +77,10 @@ class Survives(Record):
     rule: str
 
 
-def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
-    """The least threshold (bytes) for ``rate`` bytes/s; ``beyond``: what the capacity counts and no limit allows."""
-    return beyond + int(reaction.need_at(rate, max(reaction.phases_ms))) + 1
-
-
 def survives(quantity: int, reaction: Reaction, beyond: int = 0) -> Survives:
-    """The other way round: the fastest steady growth that a threshold of ``quantity`` bytes survives."""
+    """The fastest steady growth that a threshold of ``quantity`` bytes survives; ``beyond``: what the capacity counts
+    and no limit allows.
+    """
     always, at_best = (
         _fastest(quantity - beyond, reaction, ms) for ms in (max(reaction.phases_ms), min(reaction.phases_ms))
     )

@@ -128,7 +128,7 @@ def _configuration(files: Path) -> Iterator[Question]:
 
 def _reserve(files: Path) -> Iterator[Question]:
     for memory in ("512Mi", "2Gi", "7.5Gi", "16Gi", "200Gi"):
-        cases = [("--growth", "50Mi"), ("--system-reserved", "memory=256Mi,cpu=200m", "--cpu", "4")]
+        cases = [("--system-reserved", "memory=256Mi,cpu=200m", "--cpu", "4")]
         cases += [("--kubelet-config", str(files / "kubelet.yaml")), ("--eviction-hard", "memory.available<10%")]
         cases += [("--huge-pages", "256Mi", "--data-disk", "100Gi"), ("--enforce-node-allocatable", "none")]
         for model in ("cce-v1", "cce-v2"):
@@ -139,7 +139,7 @@ def _reserve(files: Path) -> Iterator[Question]:
             words = ("reserve", "--memory", memory, *case)
             name = " ".join(words).replace(str(files), "FILES")
             yield Question(f"commands/{name}", (*words, "-o", "json"))
-    words = ("reserve", "--memory", "16Gi", "--growth", "100Mi")
+    words = ("reserve", "--memory", "16Gi")
     yield Question("commands/reserve as text", words, TEXT)
     yield Question("commands/reserve as kubelet-config", (*words, "-o", "kubelet-config"), TEXT)
 

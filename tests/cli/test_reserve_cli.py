@@ -76,17 +76,15 @@ def test_the_documents_node_of_ten_gibibytes() -> None:
 
 def test_huge_pages(tmp_path: Path) -> None:
     """Before 1.37 they are available: a threshold of 100 MiB is never met before the OOM killer, one of 4096 + 500 MiB
-    survives 500 / 12.03 = 41.6 MiB/s, and 10 MiB/s needs 4096 + 120.3 MiB. Since then 500 and 120.3 MiB do.
+    survives 500 / 12.03 = 41.6 MiB/s. Since then 500 do.
     """
     apart = ("--memory", "16Gi", "--huge-pages", "4Gi")
-    found = sized(*apart, "--eviction-hard", "memory.available<500Mi", "--growth", "10Mi")
+    found = sized(*apart, "--eviction-hard", "memory.available<500Mi")
     assert survived(found)["kubelet"] == (41, 246)
-    assert found["growth"]["needs"][0]["threshold_bytes"] == 126_143_692 + 1
     off = write(tmp_path, "off.yaml", f"{KUBELET}featureGates: {{HugepageAwareEviction: false}}\n")
     node = (*apart, "--kubelet-config", off)
-    found = sized(*node, "--growth", "10Mi")["growth"]
+    found = sized(*node)["growth"]
     assert [each["always_bytes_per_s"] for each in found["survives"]] == [None] * 5
-    assert found["needs"][0]["threshold_bytes"] == 4096 * MIB + 126_143_692 + 1  # 10 MiB x 12.03, less a part
     found = sized(*node, "--eviction-hard", "memory.available<4596Mi", "--system-reserved", "memory=1Gi")
     assert (survived(found)["kubelet"], found["growth"]["system_may_use_bytes"]) == ((41, 246), GIB)
     # A kubelet publishes 0 instead of a negative number, and starts.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.hold import STOP_NS, second_line
-from monitor.race.reaction import HOLD, NOTIFIED, REACTIONS, Reaction, survives, threshold_for
+from monitor.race.reaction import HOLD, NOTIFIED, REACTIONS, Reaction, survives
 from monitor.race.threshold_advice import Advised, Burst, advise, needed, reservation
 from monitor.race.verdict import verdict
 from tests.race.builders import CAPACITY, KUBEPODS, MI, QUANTITY, crossing, growing, mark, one, sample, watched
@@ -133,6 +133,11 @@ def test_without_a_kubepods_cgroup_no_reservation_is_advised() -> None:
 
 REACTION = st.sampled_from(REACTIONS)
 BEYOND = st.integers(0, 1 << 34)
+
+
+def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
+    """The least threshold (bytes) for ``rate`` bytes/s."""
+    return beyond + int(reaction.need_at(rate, max(reaction.phases_ms))) + 1
 
 
 @pytest.mark.parametrize(
