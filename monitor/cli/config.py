@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -28,7 +28,7 @@ from monitor.policy.findings import Node, findings
 from monitor.policy.layout import DiskLayout
 from monitor.policy.releases import era
 from monitor.policy.thresholds import OFF
-from monitor.policy.translate import KIND, is_carried_over
+from monitor.policy.translate import KIND
 from monitor.policy.translate import translate as to_configuration
 from monitor.settings.config import RunConfig
 from monitor.settings.files import read_text, refuse_misspelt, value
@@ -106,7 +106,7 @@ def check(output: str, **options: Any) -> int:
     "files",
     multiple=True,
     metavar="FILE",
-    help="Read one kubelet flag a line, or a KubeletConfiguration that flags override.",
+    help="Read kubelet flags, or a KubeletConfiguration that flags override.",
 )
 @click.option("--pid", type=click.IntRange(min=1), metavar="PID",
               help="Read the command line of this kubelet, k3s or RKE2.")  # fmt: skip
@@ -301,7 +301,7 @@ def _commands(run_config: RunConfig) -> Iterator[str]:
         yield f"{origin}: nothing is cleaned up while observing; it takes effect with --enforce"
 
 
-# What `outrace config translate` is given beside flags: a file with one flag a line, a configuration, a process.
+# What `outrace config translate` is given beside flags: a file of flags, a configuration, a process.
 
 
 _REMEDY = (
@@ -409,33 +409,20 @@ def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
     return {key: one for key, one in found.items() if key not in ("apiVersion", "kind") and one is not None}
 
 
-def _flags(path: str, text: str) -> Iterator[Word]:
-    """One flag a line, quoted as for a shell (but MicroK8s')."""
+def _flags(path: str, text: str) -> list[Word]:
+    """The flags of a file, each line split as by a shell (but MicroK8s'). Raises PolicyError."""
     split = microk8s_words if _OF_MICROK8S in os.path.realpath(path) else shell_words
-    lines = {f"{path}:{number}": line.strip() for number, line in enumerate(text.splitlines(), 1)}
-    lines = {origin: line for origin, line in lines.items() if line and line[0] != "#"}
-    if not lines:
+    words = list[Word]()
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        origin = f"{path}:{number}"
+        if len(line) > _LONGEST:
+            raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
+        if line and line[0] not in "#-":
+            raise PolicyError(f"{origin}: does not begin with a flag of the kubelet; {_REMEDY}")
+        try:
+            words += [Word(one, origin) for one in split(line)] if line[:1] == "-" else []
+        except ValueError:
+            raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
+    if not words:
         raise PolicyError(f"{path}: holds no flag; {_REMEDY}")
-    for origin, line in lines.items():
-        if not line.startswith("-"):
-            raise PolicyError(f"{origin}: not a flag of the kubelet on a line of its own; {_REMEDY}")
-        yield Word(_flag(origin, line, split), origin)
-
-
-def _flag(origin: str, line: str, split: Callable[[str], list[str]]) -> str:
-    """A flag and its value. The value of an unrelated one may hold variables. Raises PolicyError."""
-    if len(line) > _LONGEST:
-        raise PolicyError(f"{origin}: {len(line)} characters, where {_LONGEST} are the most; give a kubelet's own")
-    try:
-        words = [word.text for word in _unwrapped(Word(one, origin) for one in split(line))]
-    except ValueError:
-        raise PolicyError(f"{origin}: {re.split('[= ]', line)[0]}: a quote or \\ is not closed") from None
-    name, equals, text = words[0].partition("=")
-    if not equals and len(words) > 1 and not re.match(r"-\D", words[1]):
-        equals, text = "=", words.pop(1)
-    if len(words) > 1:
-        remedy = "write one flag a line, and a value that has blanks in quotes"
-        raise PolicyError(f"{origin}: {name}: {words[1]!r} follows it; {remedy}")
-    if "$" in text and (is_carried_over(name, text) or name == "--feature-gates"):
-        raise PolicyError(f"{origin}: {name}: its value has a variable; write what it stands for")
-    return f"{name}={text}" if equals else name
+    return list(_unwrapped(words))

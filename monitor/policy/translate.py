@@ -170,7 +170,7 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
             others += [f"{flag}={gate}" for gate in gates if gate.partition("=")[0].strip() not in GATES]
         if flag in WITHOUT:
             notes.append(f"--{flag} {WITHOUT[flag]}")
-        elif is_carried_over(flag, text):
+        elif _is_carried_over(flag, text):
             given[FIELDS[flag][0]] = _value(flag, text, place, given)
             origins |= {flag: place} if place else {}
         elif flag != _GATES_FLAG:
@@ -187,6 +187,8 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
 def _value(flag: str, text: str, place: str, given: Mapping[str, Any]) -> Any:
     """The value of a flag, with what its field has already. Raises PolicyError."""
     field, read = FIELDS[flag]
+    if "$" in text:
+        raise PolicyError(f"{_at(place)}--{flag}: its value has a variable; write what it stands for")
     try:
         value = read(text)
     except PolicyError as error:
@@ -196,10 +198,9 @@ def _value(flag: str, text: str, place: str, given: Mapping[str, Any]) -> Any:
     return given.get(field, []) + value if isinstance(value, list) else value
 
 
-def is_carried_over(flag: str, text: str) -> bool:
-    """Whether this value of a flag (with its dashes) matters here."""
-    name = flag.lstrip("-").replace("_", "-")
-    return name in FIELDS and (name != _GATES_FLAG or any(gate in text for gate in GATES))
+def _is_carried_over(flag: str, text: str) -> bool:
+    """Whether this value of a flag matters here."""
+    return flag in FIELDS and (flag != _GATES_FLAG or any(gate in text for gate in GATES))
 
 
 def _at(place: str) -> str:
