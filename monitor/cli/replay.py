@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import IO, Any, cast, get_args
+from typing import IO, Any, get_args
 
 import click
 
@@ -44,7 +44,6 @@ from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
 from monitor.side.recording import Damage, Reader
 
-_GZIP = b"\x1f\x8b"
 #: Differences shown; the number of all is given.
 _SHOWN = 20
 #: What a record or a header raises that is not what it should be, although its checksum is right. (A PolicyError and a
@@ -339,7 +338,7 @@ def _file(reader: Reader, passes: Passes, races: Races, found: Replayed, followi
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @output_option
 def command(files: tuple[str, ...], output: str) -> int:
-    """Decide and judge again what `outrace run --record FILE` recorded; `-` is stdin, and FILE.gz is read too.
+    """Decide and judge again what `outrace run --record FILE` recorded; `-` is stdin.
 
     Rotated files are replayed together: outrace replay FILE.1 FILE. Exit code 1 if the recording is damaged, or if
     anything comes out otherwise than recorded.
@@ -361,18 +360,13 @@ def command(files: tuple[str, ...], output: str) -> int:
 
 
 def opened(name: str, stack: ExitStack) -> IO[bytes]:
-    """A file of a recording, `-` for stdin, unpacked if it is FILE.gz. Raises MonitorError."""
+    """A file of a recording, `-` for stdin. Raises MonitorError."""
     if name == "-":
         return sys.stdin.buffer
     try:
         # A shell's <(...) has a writer; another FIFO may never have one.
         is_handed = owner.is_handed(name)
-        file = stack.enter_context(open(name, "rb") if is_handed else documents.open_file(name))  # noqa: SIM115
-        if file.peek(2)[:2] != _GZIP:
-            return file
-        import gzip
-
-        return cast("IO[bytes]", stack.enter_context(gzip.open(file)))
+        return stack.enter_context(open(name, "rb") if is_handed else documents.open_file(name))
     except OSError as error:
         raise MonitorError(
             f"{name}: {error.strerror or error}", "name a file that `outrace run --record FILE` wrote"

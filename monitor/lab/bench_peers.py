@@ -22,6 +22,7 @@ from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroup_procs, meminfo
 from monitor.lab.bench import Found, Listed, Row, bench, number, progress
 from monitor.lab.bench_footprint import cpu_ns, memory, processes
+from monitor.lab.bench_stall import RULE, speed
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -37,7 +38,6 @@ PEERS: dict[str, tuple[str, ...]] = {
     "outrace": (),
 }
 _OOMD = ("systemd-oomd.socket", "systemd-oomd.service")
-_RULE = "stall: pod>50%,grace=5s,evict\n"
 #: What Fedora gives the slices of users: systemd-oomd kills below a unit with these.
 _MANAGED = ("ManagedOOMMemoryPressure=kill", "ManagedOOMMemoryPressureLimit=60%", "ManagedOOMSwap=kill")
 #: Of the machine's memory: of the two innocent pods, a store of data and a reader of files.
@@ -110,14 +110,7 @@ class Scene:
         return bool(cgroup_procs.processes(self.hog_pod.cgroup))
 
     def speed(self) -> float:
-        """Pages a second that the reader has touched, 0 where it is dead."""
-        began, counts = time.monotonic(), []
-        for pause in (_SAMPLE_S, 0.0):
-            self.reader.send("count")
-            answer = self.reader.answer()
-            counts.append(int(answer.partition(" ")[2] or 0))
-            time.sleep(pause)
-        return counts[1] / (time.monotonic() - began)
+        return speed(self.reader, _SAMPLE_S)
 
     def steady_speed(self) -> float:
         """The reader's, once it has all of its files in memory."""
@@ -219,7 +212,7 @@ def running(peer: str, node: LabNode, place: Path) -> Iterator[int | None]:
     """The peer, ready; its pid."""
     if peer == "outrace":
         own = place / "own.yaml"
-        own.write_text(_RULE)
+        own.write_text(RULE)
         with LabDaemon(node, "--enforce", "--config", str(own), machine=True) as daemon:
             yield daemon.pid
     elif peer == "systemd-oomd":

@@ -29,7 +29,7 @@ STREAM_MIB = 1000
 _SAMPLE_S, _BEFORE_S, _QUIET_S, _MOST_S = 0.25, 6.0, 30.0, 45.0
 #: Load -> whether the pod that grows is to be evicted.
 LOADS = {"neighbour": True, "fits": False, "own-limit": False, "backup": False, "writer": False}
-_RULE = "stall: pod>50%,grace=5s,evict\n"
+RULE = "stall: pod>50%,grace=5s,evict\n"
 
 
 class Seen(NamedTuple):
@@ -98,14 +98,17 @@ def watch(daemon: LabDaemon, reader: Child, before: float, since: int, evicts: b
     return Seen(_from(lost, named), _from(lost, evicted), _from(evicted, back), slowest / before, names)
 
 
-def speed(reader: Child) -> float:
-    """Pages a second that the reader has touched since it was last asked, over a quarter of a second."""
-    reader.send("count")
-    reader.expect("counted")
+def speed(reader: Child, sample_s: float = _SAMPLE_S) -> float:
+    """Pages a second that the reader touches within so many seconds, 0 where it is dead."""
+
+    def touched() -> int:
+        reader.send("count")
+        return int(reader.answer().partition(" ")[2] or 0)
+
+    touched()
     began = time.monotonic()
-    time.sleep(_SAMPLE_S)
-    reader.send("count")
-    return int(reader.expect("counted")) / (time.monotonic() - began)
+    time.sleep(sample_s)
+    return touched() / (time.monotonic() - began)
 
 
 def _from(first: float | None, then: float | None) -> float | None:
@@ -121,7 +124,7 @@ def play(load: str) -> Seen:
     ):
         node.also_remove(Path(name))
         own = Path(name) / "own.yaml"
-        own.write_text(_RULE)
+        own.write_text(RULE)
         # No threshold is met by page cache: what is evicted is evicted for a stall.
         options = ("--enforce", "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi")
         with LabDaemon(node, *options) as daemon:
