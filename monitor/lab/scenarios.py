@@ -22,7 +22,6 @@ from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.meminfo import multi_gen_lru
 from monitor.lab.bench import Found, Row, bench, number, progress
-from monitor.lab.child import until
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.stage import NOTHING, SCENARIOS, STEADY, Outcome, Scenario, Stage, grows, play, scenario
 from monitor.race import incident as i
@@ -72,24 +71,8 @@ def two_lists() -> str:
     return "page cache that cannot be given back turns active under the multi-gen LRU" if multi_gen_lru() else ""
 
 
-# -- a race is lost, and which pod it costs (`monitor.side.process_watch`) ---------------------------------------------
-
 #: The OOM killer comes before any eviction, however fast the monitor is.
 _LOST = soft("10m")
-
-
-@scenario(_LOST, i.OOM_BEFORE_DECISION, killed=("small",), enforce=True, node_mib=256)
-def guided(stage: Stage) -> None:
-    """The kernel is guided to the policy's next victim, the smaller pod. Both are below their requests, so their
-    priorities decide; a service in no pod takes what is left. Left alone, the kernel would take the larger one.
-    """
-    stage.filled(stage.pod("database", qos="Burstable", request=160 * MIB, priority=1_000_000), 130)
-    small = stage.filled(stage.pod("small", qos="Burstable", request=100 * MIB, priority=-10), 60)
-    until(lambda: small.oom_score_adj == 1000, "oom_score_adj 1000 of the policy's victim")
-    service = stage.hog_outside_pods(90, rate=STEADY)
-    service.go()
-    stage.dies(small)
-    service.expect("grown")
 
 
 # -- thresholds by outrace's own formula (docs/signals.md) -------------------------------------------------------------
@@ -122,10 +105,9 @@ def only_the_kubelet(stage: Stage) -> None:
 _DEAF, _FULL = {"ignore_term": 1}, {"mib": 800, "rate": 0}
 _WOULD: dict[str, Any] = {"evicted": HOG, "killed": HOG, "observed": True}
 
-# Over a hard threshold: steadily, slowly, as fast as the kernel gives memory; in a tmpfs that goes with the pod; by
+# Over a hard threshold: steadily, as fast as the kernel gives memory; in a tmpfs that goes with the pod; by
 # many small processes.
 grows("evicted-hard", hard(32), i.EVICTION_WON, evicted=HOG, enforce=True)
-grows("slow-leak", hard(64), i.EVICTION_WON, evicted=("leak",), enforce=True, how={"rate": 40})
 grows("full-speed", hard(64), i.EVICTION_WON, evicted=HOG, enforce=True, node_mib=256, how=_FULL)
 grows("tmpfs-hog", hard(32), i.EVICTION_WON, evicted=("writer",), enforce=True, how={"kind": "tmpfs"})
 grows("fork-bomb", hard(64), i.EVICTION_WON, evicted=("bomb",), enforce=True, how={"kind": "fork", "rate": 0})
@@ -248,20 +230,6 @@ def wrong_victim(stage: Stage) -> None:
     stage.spare(hog)
     hog.go()
     stage.dies(database)
-    hog.expect("grown")
-
-
-@scenario(soft("10m"), i.OOM_BEFORE_DECISION, i.COLLATERAL, killed=("",))
-def collateral(stage: Stage) -> None:
-    """A service outside the pods is killed."""
-    service = stage.hog_outside_pods(80)
-    service.go()
-    service.expect("grown")
-    pod = stage.pod("hog")
-    hog = stage.hog(pod, 70, rate=STEADY)
-    stage.filled(pod, 20)
-    hog.go()
-    stage.dies(service)
     hog.expect("grown")
 
 

@@ -33,7 +33,7 @@ NEWEST = {"protected-and-unseen"}
 
 #: What is to come about needs a process at the full speed of a CPU: emulated, others have come first (2 runs of 2), or
 #: the second pod comes so late that it is another incident (2 runs of 4).
-FULL_SPEED = {"burst", "collateral", "active-flood", "two-hogs"}
+FULL_SPEED = {"burst", "active-flood", "two-hogs"}
 
 Played = tuple[Outcome, Path]
 
