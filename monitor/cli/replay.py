@@ -275,44 +275,23 @@ def _known(recorded: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in recorded.items() if name not in (*_GONE, *_UNUSED)}
 
 
-def replay(readers: Sequence[Reader]) -> Replayed:
-    """Replay the files of one recording, in any order.
-
-    Raises MonitorError if they do not belong together or cannot be used at all; a damage is in the answer.
-    """
-    found = Replayed()
-    ordered = sorted((r for r in readers if r.header is not None), key=lambda r: _part(r.header))
-    broken = next((r.damage for r in readers if r.header is None), None)
-    if not ordered:
-        found.damage = broken
-        return found
-    head = ordered[0].header
-    assert head is not None
-    if len({str((r.header or {}).get("session")) for r in ordered}) > 1:
-        raise MonitorError("these files are of different runs of the monitor", "replay each run for itself")
-    try:
-        config = RunConfig.from_json(json.dumps(_known(head["config"])))
-        passes, races = Passes(config, found), Races(config, head, found)
-    except _UNUSABLE as error:
-        raise MonitorError(f"the recording's header cannot be used: {error}") from None
-    following: int | None = None
-    for reader in ordered:
-        following = _file(reader, passes, races, found, following)
-        found.damage = found.damage or reader.damage
-        if reader.damage is not None:
-            break
-    found.damage = found.damage or broken
-    races.end()
+def replay(reader: Reader) -> Replayed:
+    """Replay a file. Raises MonitorError if its header cannot be used; a damage is in the answer."""
+    found, head = Replayed(), reader.header
+    if head is not None:
+        try:
+            config = RunConfig.from_json(json.dumps(_known(head["config"])))
+            passes, races = Passes(config, found), Races(config, head, found)
+        except _UNUSABLE as error:
+            raise MonitorError(f"the recording's header cannot be used: {error}") from None
+        _records(reader, passes, races, found)
+        races.end()
+    found.damage = reader.damage
     return found
 
 
-def _part(head: Mapping[str, Any] | None) -> int:
-    part = (head or {}).get("part")
-    return part if isinstance(part, int) else 0
-
-
-def _file(reader: Reader, passes: Passes, races: Races, found: Replayed, following: int | None) -> int | None:
-    """The records of one file; the number that has to come next."""
+def _records(reader: Reader, passes: Passes, races: Races, found: Replayed) -> None:
+    following: int | None = None
     for record in reader.records():
         number, kind, value = record["n"], record["k"], record["v"]
         if following is not None and number != following:
@@ -328,23 +307,22 @@ def _file(reader: Reader, passes: Passes, races: Races, found: Replayed, followi
                 passes.take(kind, value, number)
         except _UNUSABLE as error:
             reader.spoilt(f"a record of kind {kind!r} cannot be used: {type(error).__name__}: {error}"[:300])
-    return following
 
 
 # the command
 
 
 @click.command("replay")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("file")
 @output_option
-def command(files: tuple[str, ...], output: str) -> int:
+def command(file: str, output: str) -> int:
     """Decide and judge again what `outrace run --record FILE` recorded; `-` is stdin.
 
-    Rotated files are replayed together: outrace replay FILE.1 FILE. Exit code 1 if the recording is damaged, or if
-    anything comes out otherwise than recorded.
+    A rotated file stands alone. Exit code 1 if the recording is damaged, or if anything comes out otherwise than
+    recorded.
     """
     with ExitStack() as stack:
-        found = replay([Reader(opened(name, stack), name) for name in files])
+        found = replay(Reader(opened(file, stack), file))
     emit(output, found.to_json(), lambda: _lines(found))
     for first, count in found.gaps:
         click.echo(f"{count} records are missing from number {first} on: what they led to is not known", err=True)

@@ -66,7 +66,7 @@ def incidents() -> bytes:
         for sample in SAMPLES:
             store.add(sample)
         for number, name in enumerate(SCENARIOS):
-            for one in replay([Reader(io.BytesIO(_events(SCENARIOS[name][0], Path(made) / "rec")), name)]).incidents:
+            for one in replay(Reader(io.BytesIO(_events(SCENARIOS[name][0], Path(made) / "rec")), name)).incidents:
                 store.add(one | {"id": f"{one['id']}-{number}"})
             (Path(made) / "rec").unlink()
         return path.read_bytes()

@@ -53,6 +53,6 @@ def test_a_replay_of_a_run_in_which_the_clock_was_set_gives_the_same(tmp_path: P
     live = [json.dumps(verdict(one, AT - ms(0), config.pass_config()).to_json()) for one in over]
     assert [json.loads(one)["start"] for one in live] == ["2027-01-15T08:00:00.000Z", "2027-01-15T09:01:00.000Z"]
     with open(tmp_path / "rec", "rb") as file:
-        found = replay([Reader(file, "rec")])
+        found = replay(Reader(file, "rec"))
     assert [json.dumps(one) for one in found.incidents] == live
     assert (found.unix_ns(ms(1)), found.unix_ns(ms(60_001))) == (AT + 1_000_000, AT + 3660 * S + 1_000_000)

@@ -269,4 +269,4 @@ def go_on(world: World) -> None:
 
 
 def replayed(data: bytes) -> Replayed:
-    return replay([Reader(io.BytesIO(data), "FILE")])
+    return replay(Reader(io.BytesIO(data), "FILE"))
