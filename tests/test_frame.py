@@ -50,7 +50,7 @@ def test_the_replacement_of_the_example_names_the_keys_that_no_help_has() -> Non
     alone = [one.name for one in OPTIONS if one.own_file and f"--{one.name}" not in shown]
     answer = outrace("config", "example").stderr
     assert all(f"`{name}`" in answer for name in alone)
-    assert len(alone) == 3
+    assert len(alone) == 2
 
 
 @pytest.fixture
