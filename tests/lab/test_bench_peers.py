@@ -1,10 +1,9 @@
 """`outrace bench peers` where it may not run, and its rows. It runs in a guest: make peers."""
 
 import pytest
-from click.testing import CliRunner
 
 from monitor.errors import CannotError
-from monitor.lab.bench_peers import LOADS, PEERS, Seen, check, row
+from monitor.lab.bench_peers import Seen, check, row
 
 
 def test_a_machine_that_is_wanted_is_not_filled() -> None:
@@ -20,12 +19,3 @@ def test_a_row_has_medians_of_those_that_were_relieved() -> None:
         "innocents": 1, "speed": 0.5, "left_bytes": 50,
     }  # fmt: skip
     assert "relief_s" not in row("leak", "none", seen[1:2])
-
-
-@pytest.mark.parametrize("name", [*LOADS, *PEERS])
-def test_loads_and_peers_can_be_named(name: str) -> None:
-    from monitor.lab.bench_peers import peers
-
-    option = "--loads" if name in LOADS else "--peers"
-    refused = CliRunner().invoke(peers, [option, f"{name},none-such"], standalone_mode=False)
-    assert "none-such" in str(refused.exception)
