@@ -185,6 +185,13 @@ def test_exact_figures_from_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
             assert found["pod"]["admission"]["admitted"] is False
             assert found["order"][0]["usage"] >= 16 * MIB
 
+            def victim() -> dict[str, Any] | None:
+                found: dict[str, Any] = json.loads(called("top", "--once", "-o", "json").stdout)
+                return found["kernel_victim"]
+
+            shown = until(victim, "a look at the processes")
+            assert (shown["pod"], shown["uid"], shown["rss"] > 16 * MIB) == ("lab/hog", pod.uid, True)
+
 
 def test_a_pod_is_found_by_its_label_its_uid_and_its_name(node: LabNode) -> None:
     own = node.pods["besteffort"]
