@@ -154,7 +154,7 @@ class StatusStore:
     """Writes the files of evictions below ``state_dir``, and keeps the newest ``keep`` of each kind."""
 
     def __init__(self, state_dir: Path, keep: int = KEEP) -> None:
-        self._folders = [JsonFolder(state_dir / name, keep, 0o640) for name in ("pods", "events", "node-events")]
+        self._folders = [JsonFolder(state_dir / name, keep=keep) for name in ("pods", "events", "node-events")]
 
     def write(self, eviction: EvictedPod, outcome: Mapping[str, Any] | None = None) -> None:
         """Record an eviction, and again with what became of it. May block, and raises OSError."""

@@ -19,7 +19,7 @@ import click
 from monitor.cli.output import Columns, clean, format_bytes, table
 from monitor.race.incident import KUBELET_ONLY
 from monitor.race.units import span
-from monitor.side.incidents.reader import unix_time
+from monitor.side.incidents import unix_time
 
 Json = Mapping[str, Any]
 

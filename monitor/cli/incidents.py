@@ -20,7 +20,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
 from monitor.settings.config import STATE_DIR
-from monitor.side.incidents.reader import FILE_NAME, IncidentReader, damaged_files
+from monitor.side.incidents import FOLDER, OLD_FILE, IncidentReader
 
 #: Columns where stdout is no terminal.
 _WIDTH = 120
@@ -42,8 +42,8 @@ class Moment(click.ParamType[float]):
 
 def complain(reader: IncidentReader) -> None:
     """After what could be read: what could not."""
-    for renamed in damaged_files(reader.path):
-        click.echo(f"a damaged file was renamed to {renamed}; its incidents are not shown", err=True)
+    if (old := reader.path.with_name(OLD_FILE)).exists():
+        click.echo(f"incidents of outrace 0.2 and before, in {old}, are not shown: that version reads them", err=True)
     if reader.unreadable:
         raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged and not shown")
 
@@ -54,7 +54,7 @@ def reading(given: str | None, no_daemon: bool) -> Iterator[tuple[IncidentReader
     daemon = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {STATE_DIR}")
     state_dir = daemon.config.state_dir if daemon is not None else given or STATE_DIR
     try:
-        yield IncidentReader(Path(state_dir) / FILE_NAME), state_dir
+        yield IncidentReader(Path(state_dir) / FOLDER), state_dir
     except BrokenPipeError:
         raise  # `head` has seen enough
     except PermissionError as error:

@@ -70,7 +70,7 @@ GONE = {
     "outrace bench forecast": "`predict_linear` on the metrics, as deploy/prometheus/outrace.rules.yml has it",
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace unload --strays": "`outrace unload`, with `--state-dir DIR` for one of those that `outrace doctor` lists",
-    "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of incidents.db",
+    "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of the directory",
     "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
     **{
         f"outrace replay --{name}": "`outrace incidents advise`, which works out the thresholds that would have won"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -22,31 +23,34 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         temporary.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
 class JsonFolder:
     """A directory of files ``NAME.json``, of which the newest ``keep`` stay. Its methods raise OSError."""
 
-    def __init__(self, path: Path, keep: int, mode: int) -> None:
-        self.path = path
-        self._keep, self._mode = keep, mode
+    path: Path
+    mode: int = 0o640
+    keep: int | None = None
 
     def replace(self, file_name: str, data: bytes) -> None:
         """Write the file; it replaces an older one of that name."""
         self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        replace_file(self.path / file_name, data, self._mode)
-        # Never the file just written: where the clock was set back it may be the oldest by its time.
-        others = [name for name in self.listed() if name != file_name]
-        for oldest in others[: max(0, len(others) + 1 - self._keep)]:
-            self.remove(oldest)
+        replace_file(self.path / file_name, data, self.mode)
+        if self.keep is not None:
+            # Never the file just written: where the clock was set back it may be the oldest by its time.
+            others = [name for name in self.listed() if name != file_name]
+            for oldest in others[: max(0, len(others) + 1 - self.keep)]:
+                self.remove(oldest)
 
     def remove(self, file_name: str) -> None:
         (self.path / file_name).unlink(missing_ok=True)
 
-    def listed(self) -> list[str]:
-        """The names of the files, oldest first."""
+    def listed(self) -> dict[str, int]:
+        """The names of the files, oldest first, and their bytes."""
         found = []
         with os.scandir(self.path) as entries:
             for one in entries:
                 if one.name.endswith(".json") and not one.name.startswith("."):
                     with suppress(FileNotFoundError):  # removed meanwhile
-                        found.append((one.stat(follow_symlinks=False).st_mtime_ns, one.name))
-        return [name for _, name in sorted(found)]
+                        status = one.stat(follow_symlinks=False)
+                        found.append((status.st_mtime_ns, one.name, status.st_size))
+        return {name: size for _, name, size in sorted(found)}

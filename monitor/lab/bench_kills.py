@@ -28,7 +28,7 @@ from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import HoldStage, go_on, populate
 from monitor.settings.config import HOLD
-from monitor.side.incidents.reader import FILE_NAME, IncidentReader
+from monitor.side.incidents import FOLDER, IncidentReader
 
 HOT, SIDE = "hot", "side"
 #: What is killed is killed between this much before the line and so long after.
@@ -182,7 +182,7 @@ class EnforceKills(Kills):
 
     def _misjudged(self) -> list[tuple[Row, str]]:
         """The runs whose OOM kills are not each in exactly one incident."""
-        incidents = IncidentReader(self._daemon.state_dir / FILE_NAME).all()
+        incidents = IncidentReader(self._daemon.state_dir / FOLDER).all()
         found = Counter(victim["pid"] for incident in incidents for victim in incident["oom_victims"])
         return [
             (row, f"run {number}: of {kills} OOM kills these are in incidents: {judged}")

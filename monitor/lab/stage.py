@@ -21,7 +21,7 @@ from monitor.kernel import cgroupfs
 from monitor.lab.child import PATIENCE_S, Child, Hog, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.side.incidents.reader import IncidentReader
+from monitor.side.incidents import FOLDER, IncidentReader
 
 #: The verdict of a situation that must not be an incident at all.
 NOTHING = "none"
@@ -252,7 +252,7 @@ def _played(scenario: Scenario, state_dir: Path, run: int) -> Outcome:
             except MonitorError as error:
                 failed = f"the situation did not come about: {error}"
     # What was going on is judged and stored at the daemon's end at the latest. Others are of earlier daemons.
-    stored = IncidentReader(state_dir / "incidents.db").all()
+    stored = IncidentReader(state_dir / FOLDER).all()
     found = [i for i in stored if datetime.fromisoformat(i["start"]).timestamp() + 0.001 >= began]
     return Outcome(found, f"{failed} ({_summaries(found)})" if failed else wrong_in(scenario, found), counted)
 

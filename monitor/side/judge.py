@@ -22,7 +22,7 @@ from monitor.race.incident import FLAGS, LOST_RACES, OWN_LIMIT, STALLED, VERDICT
 from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.incidents.store import IncidentStore
+from monitor.side.incidents import FOLDER, IncidentStore
 from monitor.side.worker import Worker
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class Judge:
         self.verdicts, self.flags = dict.fromkeys(VERDICTS, 0), dict.fromkeys(FLAGS, 0)
         self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
         self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
-        self.store = IncidentStore(Path(self.config.state_dir) / "incidents.db", log=self.log)
+        self.store = IncidentStore(Path(self.config.state_dir) / FOLDER, log=self.log)
         self._episodes: Latest[Episode] = Latest(_QUEUE)
         self._incidents: Latest[dict[str, Any]] = Latest(_QUEUE)
         self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk

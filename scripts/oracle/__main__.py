@@ -40,7 +40,7 @@ def record(what: str, tree: Path, only: str) -> int:
     elif what == "state":
         import simulate
 
-        kept.pack(kept.STATE, {"incidents.db": simulate.incidents()})
+        kept.pack(kept.STATE, simulate.incidents())
     elif what == "live":
         import live
 

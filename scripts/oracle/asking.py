@@ -117,7 +117,7 @@ def prepared(place: Path) -> tuple[Path, Path, Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     if STATE.exists():
-        unpack(STATE, state)
+        unpack(STATE, state / "incidents")
     return recordings, files, state
 
 

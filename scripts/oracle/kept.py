@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import lzma
+import os
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,12 +19,12 @@ Answers = dict[str, Any]
 
 
 def pack(path: Path, files: Mapping[str, bytes]) -> None:
-    """An archive of these, the same for the same ones."""
-    made = io.BytesIO()
+    """An archive of these, the same for the same ones. Their times are in the order of ``files``."""
+    made, order = io.BytesIO(), list(files)
     with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, data in sorted(files.items()):
             member = tarfile.TarInfo(name)
-            member.size = len(data)
+            member.size, member.mtime = len(data), order.index(name)
             archive.addfile(member, io.BytesIO(data))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(lzma.compress(made.getvalue(), preset=9 | lzma.PRESET_EXTREME))
@@ -35,7 +36,9 @@ def unpack(path: Path, into: Path) -> None:
         for member in archive:
             data = archive.extractfile(member)
             assert data is not None
-            (into / Path(member.name).name).write_bytes(data.read())
+            path = into / Path(member.name).name
+            path.write_bytes(data.read())
+            os.utime(path, (member.mtime, member.mtime))
 
 
 def write(answers: Answers, directory: Path = ANSWERS) -> None:

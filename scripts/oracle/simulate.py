@@ -7,6 +7,7 @@ one episode for each verdict and flag (tests/race/scenarios.py), and any events 
 from __future__ import annotations
 
 import io
+import json
 import random
 import sys
 import tempfile
@@ -26,14 +27,14 @@ from monitor.policy.releases import ERAS
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.incidents.store import IncidentStore
+from monitor.side.incidents import IncidentStore
 from monitor.side.recording import Reader, Recorder, header
 from tests.daemon.simulated import OUTSIDE, Node, Taking, simulated
 from tests.race.scenarios import SCENARIOS
 from tests.race.strategies import streams
 from tests.replay.test_passes import BEGIN, calls, configs
 from tests.replay.world import MIB, SECOND, lived
-from tests.side.incident_samples import NOW, SAMPLES
+from tests.side.incident_samples import SAMPLES
 
 SEED = 20261128
 NODES, PASSES, STREAMS = 80, 40, 40
@@ -58,18 +59,17 @@ def recordings() -> Iterator[tuple[str, bytes]]:
             yield f"events-{number:03}", _events(stream, Path(made) / f"events-{number}")
 
 
-def incidents() -> bytes:
-    """A database with the samples of the tests, and one incident for each verdict and flag."""
+def incidents() -> dict[str, bytes]:
+    """The files of the samples of the tests, and of one incident for each verdict and flag."""
     with tempfile.TemporaryDirectory(prefix="outrace-oracle-") as made:
-        path = Path(made) / "incidents.db"
-        store = IncidentStore(path, log=Log(), clock=lambda: NOW)
+        store = IncidentStore(Path(made) / "incidents")
         for sample in SAMPLES:
             store.add(sample)
         for number, name in enumerate(SCENARIOS):
             for one in replay(Reader(io.BytesIO(_events(SCENARIOS[name][0], Path(made) / "rec")), name)).incidents:
                 store.add(one | {"id": f"{one['id']}-{number}"})
             (Path(made) / "rec").unlink()
-        return path.read_bytes()
+        return {f"{one['id']}.json": json.dumps(one, separators=(",", ":")).encode() for one in store.all()}
 
 
 def _drawn(count: int, strategy: st.SearchStrategy[Any]) -> list[Any]:

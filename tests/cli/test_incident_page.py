@@ -21,11 +21,11 @@ from monitor.cli.incident_page import charts, memory_chart, page
 from monitor.cli.incident_text import format_ms, tone
 from monitor.cli.main import cli
 from monitor.cli.svg import Markup, element
-from monitor.side.incidents.store import IncidentStore
+from monitor.side.incidents import IncidentStore
 from tests.commands import run
 from tests.log_lines import LogLines
 from tests.race.scenarios import SCENARIOS, of_scenario
-from tests.side.incident_samples import NOW, SAMPLES
+from tests.side.incident_samples import SAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 SCREENSHOTS = runpy.run_path(str(ROOT / "scripts/screenshots.py"))
@@ -89,7 +89,7 @@ def changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("state")
-    store = IncidentStore(directory / "incidents.db", log=LogLines(), clock=lambda: NOW)
+    store = IncidentStore(directory / "incidents", log=LogLines())
     for incident in (*SAMPLES, WON):
         store.add(incident)
     return directory

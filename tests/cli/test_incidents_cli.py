@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,10 @@ from click import unstyle
 from monitor.cli import incident_text
 from monitor.cli.incident_text import show_lines
 from monitor.race import timeline
+from monitor.side.incidents import IncidentStore
 from tests import live
 from tests.commands import called, run
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT, SAMPLES
-from tests.side.stores import store_at
 from tests.terminals import seat
 
 
@@ -40,7 +41,7 @@ def incidents(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> str:
     directory = tmp_path_factory.mktemp("state")
-    store = store_at(directory / "incidents.db")
+    store = IncidentStore(directory / "incidents")
     for sample in SAMPLES:
         store.add(sample)
     return str(directory)
@@ -96,7 +97,7 @@ def test_names_of_processes_cannot_write_on_the_terminal(tmp_path: Path) -> None
         "summary": f"killed {evil}",
         "steps": [{"t_ms": 0, "what": evil, evil: evil}],
     }
-    store_at(tmp_path / "incidents.db").add(bad)
+    IncidentStore(tmp_path / "incidents").add(bad)
     for arguments in (("list",), ("show", "latest")):
         done = incidents(*arguments, "--state-dir", str(tmp_path))
         assert done.returncode == 0, done.stderr
@@ -114,24 +115,17 @@ def test_nothing_stored_yet(tmp_path: Path) -> None:
         live.one_line(incidents("show", "latest", "--state-dir", str(directory)), 1, "no incidents stored in")
 
 
-def test_damaged_stores_end_with_1_and_the_remedy(tmp_path: Path) -> None:
-    file = tmp_path / "incidents.db"
-    file.write_bytes(b"garbage" * 1000)
-    for arguments in (("list",), ("show", "latest")):
-        done = incidents(*arguments, "--state-dir", str(tmp_path))
-        live.one_line(done, 1, f"{file} is damaged", "the monitor renames the file", "move it away")
-    # The monitor begins a new file. What can be read is printed, and that it is not all is reported.
-    store_at(file).add(EVICTION_WON)
+def test_the_store_of_a_version_before_is_named(tmp_path: Path) -> None:
+    (tmp_path / "incidents.db").touch()
+    IncidentStore(tmp_path / "incidents").add(EVICTION_WON)
     done = incidents("list", "--state-dir", str(tmp_path))
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
-    renamed = f"a damaged file was renamed to {file}.damaged-20260131T060000Z; its incidents are not shown\n"
-    assert done.stderr == renamed
+    assert done.stderr.startswith(f"incidents of outrace 0.2 and before, in {tmp_path}/incidents.db, are not shown")
 
 
 def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:
-    content = Path(state, "incidents.db").read_bytes()
-    at = content.index(b"\x78\x9c") + 20  # in the compressed JSON of one of them
-    (tmp_path / "incidents.db").write_bytes(content[:at] + bytes(8) + content[at + 8 :])
+    shutil.copytree(state, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "incidents" / f"{OWN_LIMIT['id']}.json").write_text("{")
     done = incidents("list", "--state-dir", str(tmp_path), "-o", "json")
     assert len(json.loads(done.stdout)["incidents"]) == 2
     assert done.returncode == 1
@@ -145,7 +139,7 @@ def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
         os.chmod(name, 0o755)
         closed = Path(name) / "state"
         closed.mkdir(mode=0o750)
-        (closed / "incidents.db").write_bytes(Path(state, "incidents.db").read_bytes())
+        stored = shutil.copytree(f"{state}/incidents", closed / "incidents")
 
         def as_nobody() -> subprocess.CompletedProcess[str]:
             arguments = [sys.executable, "-c", code, "incidents", "list", "--state-dir", str(closed)]
@@ -156,9 +150,8 @@ def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
             pytest.skip(f"the sources cannot be read by others: {done.stderr.splitlines()[-1]}")
         live.one_line(done, 1, "Permission denied; use sudo")
         # A member of the group may read.
-        os.chown(closed, 0, 65534)
-        os.chown(closed / "incidents.db", 0, 65534)
-        (closed / "incidents.db").chmod(0o640)
+        for one in (closed, stored, *stored.iterdir()):
+            os.chown(one, 0, 65534)
         done = as_nobody()
         assert (done.returncode, done.stderr) == (0, "")
         assert len(done.stdout.splitlines()) == 4
@@ -192,7 +185,7 @@ def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
 
 def test_advise_shows_what_is_to_be_reserved(tmp_path: Path) -> None:
     """1100 MiB were used outside the pods, 1024 are reserved: 76 more."""
-    store = store_at(tmp_path / "incidents.db")
+    store = IncidentStore(tmp_path / "incidents")
     burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 100 * 2**20, "beyond": 0, "rate": 1e8}
     outside = {"outside": 1100 * 2**20, "reserved": 1024 * 2**20}
     store.add({**EVICTION_WON, "id": "race", "burst": {**burst, **outside, "most": [[5, 2**20], [12_500, 2**30]]}})
@@ -214,13 +207,13 @@ def test_advise_without_a_race(tmp_path: Path) -> None:
 def test_what_is_stored_and_cannot_be_is_counted_as_damaged(tmp_path: Path) -> None:
     """A row that was written by hand: no growth at all, or two sizes at one moment."""
     burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 2**20, "beyond": 0, "rate": None}
-    store = store_at(tmp_path / "incidents.db")
+    store = IncidentStore(tmp_path / "incidents")
     for name, most in (("whole", [[5, 9]]), ("empty", []), ("twice", [[5, 1], [5, 2]]), ("never", [[0, 1]])):
         store.add({**EVICTION_WON, "id": name, "burst": {**burst, "most": most}})
     done = incidents("advise", "--state-dir", str(tmp_path), "-o", "json")
     assert {each["episodes"] for each in json.loads(done.stdout)["advice"]} == {1}
     assert done.returncode == 1
-    assert done.stderr == f"outrace: error: 3 incidents in {tmp_path / 'incidents.db'} are damaged and not shown\n"
+    assert done.stderr == f"outrace: error: 3 incidents in {tmp_path / 'incidents'} are damaged and not shown\n"
 
 
 def test_advise_refuses_what_it_does_not_know() -> None:

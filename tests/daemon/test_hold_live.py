@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from monitor.lab.node import MIB, LabNode
-from monitor.side.incidents.reader import IncidentReader
+from monitor.side.incidents import IncidentReader
 from tests import live
 from tests.daemon.hold_node import V2, daemon, frozen_with, holding, in_use, is_held, pattern, released
 from tests.daemon.hot_node import decided, evicted, hot_node, passes, up_to
@@ -94,7 +94,7 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
         released(pod)
         logged = live.message(running, "incident", final=True)
         live.ended(running)
-    incidents = IncidentReader(running.state_dir / "incidents.db").all()
+    incidents = IncidentReader(running.state_dir / "incidents").all()
     found = next(one for one in incidents if one["id"] == logged["id"])  # tests share a state dir
     (gone,) = (step for step in found["steps"] if step["what"] == "gone")
     assert gone["freed"] == end["freed"] > 0
@@ -155,7 +155,7 @@ def test_a_hold_is_logged_counted_shown_judged_and_replayed(node: LabNode, tmp_p
             assert live.metric(running, 'holds_ended_total{why="clear"}') == 1
             logged = live.message(running, "incident", final=True)
             live.ended(running)
-        incidents = IncidentReader(running.state_dir / "incidents.db").all()
+        incidents = IncidentReader(running.state_dir / "incidents").all()
         found = next(one for one in incidents if one["id"] == logged["id"])  # tests share a state dir
         (held,) = found["holds"]
         assert (found["verdict"], "held" in found["flags"]) == ("relieved", True)

@@ -16,7 +16,7 @@ from monitor.race.events import Event
 from monitor.settings.config import RunConfig
 from monitor.side import judge as judging
 from monitor.side.export.log import Log
-from monitor.side.incidents.store import IncidentStore
+from monitor.side.incidents import IncidentStore
 from monitor.side.judge import Judge, Latest
 from tests.race.builders import died, episodes, mark
 from tests.waiting import until

@@ -12,9 +12,9 @@ from monitor.cli.daemons import running
 from monitor.cli.run import lock, warn_of_code
 from monitor.errors import ConfigError, MonitorError
 from monitor.link.daemon_socket import SOCKET
+from monitor.owner import ChangeableError
 from monitor.side.export.log import Log
-from monitor.side.incidents.reader import IncidentReader
-from monitor.side.incidents.store import IncidentStore
+from monitor.side.incidents import IncidentReader, IncidentStore
 from monitor.side.recording import Writer
 from tests import others
 from tests.daemon.config_files import KUBELET, build, write
@@ -54,15 +54,15 @@ def test_code_that_another_user_can_change_is_named(theirs: Path, capfd: pytest.
 
 
 def test_incidents_of_another_user_are_neither_written_nor_read(theirs: Path, tmp_path: Path) -> None:
-    """A hostile SQLite file, or one that unpacks to all memory."""
-    with pytest.raises(MonitorError, match=f"{theirs} belongs to user {others.UID}"):
-        IncidentStore(theirs / "roots" / "incidents.db").add(SAMPLES[0])
+    with pytest.raises(ChangeableError, match=f"{theirs} belongs to user {others.UID}"):
+        IncidentStore(theirs / "roots" / "incidents").add(SAMPLES[0])
     assert list((theirs / "roots").iterdir()) == []
-    store = IncidentStore(tmp_path / "incidents.db")
+    store = IncidentStore(tmp_path / "incidents")
     store.add(SAMPLES[0])
     assert len(store.list()) == 1
-    os.chown(store.path, others.UID, -1)
-    with pytest.raises(MonitorError, match=f"{store.path} belongs to user {others.UID}; chown root .* another user"):
+    (file,) = store.path.iterdir()
+    os.chown(file, others.UID, -1)
+    with pytest.raises(MonitorError, match=f"{file} belongs to user {others.UID}; chown root .* another user"):
         IncidentReader(store.path).list()
 
 

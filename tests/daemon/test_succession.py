@@ -23,7 +23,7 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.link.messages import Clear, HotMessage, LogLine, Signalled
 from monitor.link.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
-from monitor.side.incidents.reader import FILE_NAME, IncidentReader
+from monitor.side.incidents import FOLDER, IncidentReader
 from tests import live
 from tests.daemon.hot_node import hard, hot_node, losing_node
 from tests.daemon.stand_ins import outbox
@@ -112,7 +112,7 @@ def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it() -> None:
                 os.kill(side, signal.SIGKILL)
             while_none = live.killed_hog(node, pod, 256)
             pids = sorted((waiting.pid, while_none.pid))
-            reader = IncidentReader(daemon.state_dir / FILE_NAME)
+            reader = IncidentReader(daemon.state_dir / FOLDER)
             live.until(lambda: killed(reader, pids) == pids, "both kills to be in an incident, once")
             live.ended(daemon)
         assert killed(reader, pids) == pids

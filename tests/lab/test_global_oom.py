@@ -11,7 +11,7 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.child import Hog
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.side.incidents.reader import IncidentReader
+from monitor.side.incidents import IncidentReader
 from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.expendable]
@@ -66,13 +66,13 @@ def incident(daemon: LabDaemon, began: int) -> dict[str, Any]:
     """
     live.until(lambda: any(r.get("verdict") != "relieved" for r in final(daemon)), "the incident to be final")
     live.ended(daemon)
-    every = list(IncidentReader(live.state_dir() / "incidents.db").all())[began:]
+    every = list(IncidentReader(live.state_dir() / "incidents").all())[began:]
     (found,) = [one for one in every if one["verdict"] != "relieved"]
     return dict(found)
 
 
 def stored() -> int:
-    path = live.state_dir() / "incidents.db"
+    path = live.state_dir() / "incidents"
     return len(list(IncidentReader(path).all())) if path.exists() else 0
 
 

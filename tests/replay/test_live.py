@@ -11,7 +11,7 @@ import pytest
 
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
-from monitor.side.incidents.reader import FILE_NAME, IncidentReader
+from monitor.side.incidents import FOLDER, IncidentReader
 from monitor.side.recording import Reader
 from tests import live
 from tests.daemon.hold_node import V2
@@ -52,7 +52,7 @@ def decided(daemon: LabDaemon) -> list[dict[str, Any]]:
 
 def stored(state: Path) -> list[str]:
     """All incidents with everything."""
-    return [json.dumps(one) for one in IncidentReader(state / FILE_NAME).all()]
+    return [json.dumps(one) for one in IncidentReader(state / FOLDER).all()]
 
 
 def check(daemon: LabDaemon, path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.side.incidents.reader import unix_time
+from monitor.side.incidents import unix_time
 
 OOM_KILL = "OutraceOOMKill"
 OWN_LIMIT = "OutraceOOMOwnLimit"

@@ -89,7 +89,7 @@ class JsonFiles(Generic[R]):
     """
 
     def __init__(self, kind: type[R], path: Path, remedy: str) -> None:
-        self.path, self._folder = path, JsonFolder(path, KEEP, 0o600)
+        self.path, self._folder = path, JsonFolder(path, 0o600, KEEP)
         self._kind: type[R] = kind
         self._remedy = remedy
 
@@ -102,7 +102,7 @@ class JsonFiles(Generic[R]):
 
     def load(self, on_problem: Callable[[str], object]) -> list[R]:
         """Records of the earlier daemon, oldest first. A file that cannot be read stays where it is."""
-        names, found = list[str](), list[R]()
+        names, found = dict[str, int](), list[R]()
         try:
             names = self._folder.listed()
         except (FileNotFoundError, PermissionError):

@@ -1,1 +1,0 @@
-"""The store of incidents in the state dir."""

@@ -1,4 +1,0 @@
-"""Where incident stores of tests are."""
-
-from tests.side.stores import fast as fast
-from tests.side.stores import path as path
