@@ -5,14 +5,14 @@ In threads of their own: judging takes milliseconds, the store may wait for a di
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
@@ -25,8 +25,6 @@ from monitor.side.export.log import Log
 from monitor.side.incidents import FOLDER, IncidentStore
 from monitor.side.worker import Worker
 
-T = TypeVar("T")
-
 #: Episodes waiting to be judged, and incidents waiting to be stored. The reducer has at most 32 episodes open
 #: (`Bounds.open`), so these are several times all that can be going on, judged for the last time at one moment.
 _QUEUE = 256
@@ -34,52 +32,6 @@ _QUEUE = 256
 _RETRY_S = 5.0
 #: Verdicts that count as soon as they are given. (One that is another at the end counts under both.)
 AT_ONCE = LOST_RACES | {OWN_LIMIT, STALLED}
-
-
-class Latest(Generic[T]):
-    """What waits, by key: a newer version takes the place of the one that waits. For several threads.
-
-    `take` prefers keys that it has not returned before. A full queue drops the oldest version that is not final
-    (a newer one will come); if all are final, the oldest. ``dropped`` counts both.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.dropped = 0
-        self._most = most
-        self._lock = threading.Lock()
-        self._waiting: dict[Hashable, tuple[T, bool]] = {}
-        self._known: set[Hashable] = set()  # taken, and not over
-
-    def put(self, key: Hashable, value: T, final: bool) -> bool:
-        """False if something was dropped that nothing newer replaces: a final."""
-        with self._lock:
-            old = self._waiting.get(key)
-            if old is not None and old[1] and not final:
-                return True  # nothing replaces a final version
-            self._waiting[key] = (value, final)
-            if len(self._waiting) <= self._most:
-                return True
-            self.dropped += 1
-            provisional = next((k for k, (_, is_final) in self._waiting.items() if not is_final), None)
-            self._waiting.pop(next(iter(self._waiting)) if provisional is None else provisional)
-            return provisional is not None
-
-    def waiting(self) -> tuple[Hashable, ...]:
-        with self._lock:
-            return tuple(self._waiting)
-
-    def take(self) -> tuple[T, bool] | None:
-        """The next one and whether it is final; None if nothing waits."""
-        with self._lock:
-            if not self._waiting:
-                return None
-            key = next((k for k in self._waiting if k not in self._known), next(iter(self._waiting)))
-            value, final = self._waiting.pop(key)
-            if final:
-                self._known.discard(key)
-            elif len(self._known) < self._most:  # an episode whose domain changed is never final
-                self._known.add(key)
-            return value, final
 
 
 @dataclass(eq=False)
@@ -96,10 +48,6 @@ class Judge:
         self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
         self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
         self.store = IncidentStore(Path(self.config.state_dir) / FOLDER, log=self.log)
-        self._episodes: Latest[Episode] = Latest(_QUEUE)
-        self._incidents: Latest[dict[str, Any]] = Latest(_QUEUE)
-        self._unstored: dict[str, Any] | None = None  # taken from there, and refused by the disk
-        # A job only means that something waits: a surplus job finds nothing, and a job that finds no room is surplus.
         self._worker = Worker("judge", _QUEUE)
         self._worker.submit(hurry)
         self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
@@ -109,9 +57,8 @@ class Judge:
 
     def submit(self, found: Episode, final: bool) -> None:
         """Judge an episode; one that is not over is judged again when it is."""
-        if not self._episodes.put((found.domain, found.start_ns), found, final):
+        if not self._worker.submit(partial(self._judge, found, final), (found.domain, found.start_ns), final):
             self.log.error("too many episodes at once: one that is over is not judged", waiting=_QUEUE)
-        self._worker.submit(self._judge_next)
 
     def close(self, timeout_s: float) -> None:
         """Finish what is queued, within that time in all, and log what could not be stored.
@@ -120,37 +67,20 @@ class Judge:
         refuses, each incident gets one more try, without a pause.
         """
         deadline = time.monotonic() + timeout_s
-        judged = self._worker.close(timeout_s)
-        self._files.submit(self._store_next)  # for the one that was refused: closing ends the pause before its next try
+        self._worker.close(timeout_s)
         self._files.close(max(0.0, deadline - time.monotonic()))
-        unstored = self._unstored
-        lost = {*([] if unstored is None else [str(unstored["id"])]), *map(str, self._incidents.waiting())}
-        unjudged = 0 if judged else 1 + len(self._episodes.waiting())
+        lost, unjudged = sorted({str(key) for key in self._files.undone}), len(self._worker.undone)
         if lost or unjudged:
-            self.log.error("the monitor ends before everything is stored", incidents=sorted(lost), unjudged=unjudged)
+            self.log.error("the monitor ends before everything is stored", incidents=lost, unjudged=unjudged)
 
     @property
     def idle(self) -> bool:
-        return self._worker.idle and self._files.idle and self._unstored is None
+        return not self._worker.undone and not self._files.undone
 
     @property
     def dropped(self) -> int:
         """Versions of episodes and of incidents that found no room in a queue."""
-        return self._episodes.dropped + self._incidents.dropped
-
-    def _judge_next(self) -> None:
-        waiting = self._episodes.take()
-        if waiting is not None:
-            self._judge(*waiting)
-
-    def _store_next(self) -> None:
-        if self._unstored is None:
-            waiting = self._incidents.take()
-            if waiting is None:
-                return
-            self._unstored = waiting[0]
-        self.store.record(self._unstored)
-        self._unstored = None
+        return self._worker.dropped + self._files.dropped
 
     def _judge(self, found: Episode, final: bool) -> None:
         try:
@@ -169,8 +99,7 @@ class Judge:
         if final:
             self._logged.pop(incident.id, None)
             self._counted.pop(incident.id, None)
-        self._incidents.put(incident.id, made, final)
-        self._files.submit(self._store_next)
+        self._files.submit(partial(self.store.record, made), incident.id, final)
         try:
             self.on_incident(made)
         except MonitorError as error:

@@ -1,15 +1,12 @@
 """A thread with a bounded queue, for work that may block (files, a stuck stderr) and must not delay its sender.
 
-A full queue drops the job and counts it. A worker that retries keeps a job that failed with an OSError (a full disk) at
-the head of its line and tries it again until it succeeds, so nothing is reordered and nothing is lost while there is
-room.
+What finds no room is dropped and counted. A worker that retries keeps a job that failed with an OSError (a full disk)
+and tries it again until it succeeds, so nothing is reordered and nothing is lost while there is room.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections.abc import Callable
 
 Job = Callable[[], object]
@@ -34,49 +31,73 @@ class Worker:
         self.dropped = 0
         self.failures = 0
         self.failing: OSError | None = None  # the last error while it lasts
-        self._queue: queue.Queue[Job | None] = queue.Queue(capacity)
+        self._capacity = capacity
         self._retry_s = retry_s
         self._on_error = on_error
         self._on_recovered = on_recovered
+        self._jobs: dict[object, tuple[Job, bool]] = {}  # key -> the job that waits, whether it is final
+        self._running: list[object] = []  # the key of the job under way
+        self._given_up: list[object] = []  # the same of those that failed in the end, after `close`
+        self._changed = threading.Condition()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> bool:
-        """Queue a job; False if there was no room (it is dropped and counted)."""
-        try:
-            self._queue.put_nowait(job)
-        except queue.Full:
+    def submit(self, job: Job, key: object = None, final: bool = True) -> bool:
+        """Queue a job, in the place of one with the same ``key`` that waits.
+
+        Without room the oldest job that is not ``final`` is dropped, as a newer one will come; else this one. False if
+        a final one was dropped.
+        """
+        key = object() if key is None else key
+        with self._changed:
+            self._jobs[key] = job, final
+            self._changed.notify()
+            if len(self._jobs) <= self._capacity:
+                return True
             self.dropped += 1
-            return False
-        return True
+            _, is_final = self._jobs.pop(next((one for one, (_, last) in self._jobs.items() if not last), key))
+            return not is_final
 
     @property
     def waiting(self) -> int:
-        return self._queue.qsize()
+        return len(self._jobs)
 
     @property
-    def idle(self) -> bool:
-        return not self._queue.unfinished_tasks
+    def undone(self) -> list[object]:
+        """The keys of the jobs that wait, run, or failed in the end."""
+        with self._changed:
+            return [*self._given_up, *self._running, *self._jobs]
 
     def close(self, timeout_s: float) -> bool:
-        """Finish what is queued, for at most ``timeout_s`` seconds; True if all of it was done."""
+        """Finish what is queued, for at most ``timeout_s`` seconds; True if there is nothing left to run. A job that
+        fails is tried once more, without a pause.
+        """
         self._closing.set()
-        deadline = time.monotonic() + timeout_s
-        try:
-            self._queue.put(None, timeout=timeout_s)
-        except queue.Full:
-            return False
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        with self._changed:
+            self._changed.notify()
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (job := self._queue.get()) is not None:
+        while (job := self._next()) is not None:
+            is_last = False
             while not self._attempt(job):
-                if self._retry_s is None or self._closing.wait(self._retry_s):
+                if self._retry_s is None or is_last:
                     self.dropped += 1
+                    self._given_up += self._running if is_last else []
                     break
-            self._queue.task_done()
+                is_last = self._closing.wait(self._retry_s)
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._running = []
+            self._changed.wait_for(lambda: self._jobs or self._closing.is_set())
+            if not self._jobs:
+                return None
+            key = next(iter(self._jobs))
+            self._running = [key]
+            return self._jobs.pop(key)[0]
 
     def _attempt(self, job: Job) -> bool:
         try:

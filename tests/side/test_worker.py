@@ -34,6 +34,21 @@ def test_full_queue_drops_and_counts_without_waiting() -> None:
     assert ran == [0, 1]
 
 
+def test_a_newer_job_takes_the_place_of_the_one_with_its_key_and_what_is_not_final_goes_first() -> None:
+    started, go = threading.Event(), threading.Event()
+    ran: list[str] = []
+    worker = Worker("test", capacity=3)
+    worker.submit(lambda: (started.set(), go.wait(TIMEOUT_S)), "a")
+    assert started.wait(TIMEOUT_S)
+    for name, final in (("a1", False), ("b1", False), ("a2", True), ("c1", True), ("d1", True), ("e1", False)):
+        assert worker.submit(lambda name=name: ran.append(name), name[0], final)
+    assert not worker.submit(lambda: ran.append("f1"), "f")
+    assert (worker.dropped, worker.undone) == (3, ["a", "a", "c", "d"])
+    go.set()
+    assert worker.close(TIMEOUT_S)
+    assert (ran, worker.undone) == (["a2", "c1", "d1"], [])
+
+
 def test_a_failed_job_is_tried_again_before_the_next_and_reported_once_per_errno() -> None:
     errors = [errno.ENOSPC, errno.ENOSPC, errno.EROFS]
     reported: list[int | None] = []
@@ -78,10 +93,11 @@ def test_closing_gives_up_on_what_cannot_be_done() -> None:
         raise OSError(errno.ENOSPC, "full")
 
     worker = Worker("test", retry_s=3600.0)
-    worker.submit(fail)
+    worker.submit(fail, "one")
+    worker.submit(fail, "other")
     assert failed.wait(TIMEOUT_S)
     assert worker.close(TIMEOUT_S)  # not after an hour
-    assert worker.dropped == 1
+    assert (worker.dropped, worker.failures, worker.undone) == (2, 4, ["one", "other"])
 
 
 def test_a_look_at_the_takers_that_fails_does_not_end_the_thread(
