@@ -147,9 +147,9 @@ _MIN_WIDTH = 40
 _BAD, _GOOD = "oom_", ("eviction_won", "relieved")
 
 
-def local_time(value: object, timespec: str = "seconds") -> str:
-    """Unix seconds or ISO 8601 as local ISO 8601 with its offset."""
-    return datetime.datetime.fromtimestamp(unix_time(value)).astimezone().isoformat(timespec=timespec)
+def local_time(text: str, timespec: str = "seconds") -> str:
+    """A time as local ISO 8601 with its offset."""
+    return datetime.datetime.fromisoformat(text).astimezone().isoformat(timespec=timespec)
 
 
 def format_ms(ms: float) -> str:
