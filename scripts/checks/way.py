@@ -1,4 +1,4 @@
-"""docs/architecture.md leads through the code in two ways, of `STEPS` steps: each function is there, and leads to the next one.
+"""docs/architecture.md leads through the code in two ways, of `STEPS` steps: each function is there, and leads on.
 
 A step is ``N. `file: name` text``, with ``Class.method`` for a method, and may name more functions in the same way. The
 source of each names the next one. Otherwise the text names what connects the two: ``(by `word`)`` is a name that both
