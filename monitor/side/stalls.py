@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from monitor.kernel import limits, pressure
+from monitor.kernel import pressure
 from monitor.kernel.wire import PAGE
 from monitor.link.messages import SideMessage, StallCause
 from monitor.policy import stall
@@ -24,6 +24,7 @@ from monitor.race.events import NODE, Stalled
 from monitor.race.units import size
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
+from monitor.side.stall_sizes import Sizes
 
 T = TypeVar("T")
 
@@ -44,8 +45,6 @@ EVICT_PACE_NS = 30_000_000_000
 EVICT_FOR_NS = 120_000_000_000
 #: Pods that outrace evicted last: one of them may be the cause of a stall that ends.
 _EVICTED = 64
-#: A pod is at its limit if less than this, or a 64th of the limit, is left.
-_NEAR_LIMIT = 1 << 20
 
 
 @dataclass(slots=True)
@@ -98,6 +97,7 @@ class Stalls:
     def __post_init__(self) -> None:
         self.shares: Mapping[str, float] = {}  # of the last second, by uid, `KUBEPODS`, `MACHINE`
         self.counted = 0  # stalls
+        self._has = Sizes(self.node, self.figures)
         self._rules = {rule.scope: rule for rule in map(parse_rule, self.node.config.stall)}
         self._evicts = any(rule.evict for rule in self._rules.values())
         self._whole_us: int | None = None
@@ -149,7 +149,7 @@ class Stalls:
         known = any(subject.loads for subject in self._subjects.values())
         if known and now_ns >= self._grown_due_ns and self.node.synced:  # what a late list of pods adds is no growth
             self._grown_due_ns = now_ns + GROWTH_PACE_NS
-            self._grown.append((now_ns, self._sizes()))
+            self._grown.append((now_ns, self._has.all()))
             while self._grown[0][0] < now_ns - stall.GROWTH_NS - GROWTH_PACE_NS:
                 self._grown.popleft()
         whole = self.machine()
@@ -167,7 +167,7 @@ class Stalls:
         pods = self.node.pods
         self._first = {uid: kept for uid, kept in self._first.items() if uid in pods}
         for uid, found in pods.items() if self._evicts else ():
-            if uid not in self._first and (has := self._guarded(self._size, found.cgroup)) is not None:
+            if uid not in self._first and (has := self._guarded(self._has.of, found.cgroup)) is not None:
                 self._first[uid] = has.kept
         for one in [one for one in self._subjects.values() if one.uid]:
             if one.uid not in pods or pods[one.uid].cgroup != one.cgroup:
@@ -212,7 +212,7 @@ class Stalls:
         if one.loads and (one.stall is not None or stall.waited(one.loads[-1], now) > one.rule.share / 4):
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
-                size = self._size(one.cgroup) if one.rule.evict else None
+                size = self._has.of(one.cgroup) if one.rule.evict else None
                 now = now._replace(
                     refaults=pages[0], reclaimed=pages[1], size=None if size is None else sum(size) // PAGE
                 )
@@ -243,7 +243,7 @@ class Stalls:
         if told is None or not told.cause or told.why != stall.GREW:
             return stall.CALM
         took = one.cause_kept - one.before.get(told.cause, NOTHING).kept
-        if self._kept(told.cause) >= one.cause_kept - took // 2:
+        if self._has.kept(told.cause) >= one.cause_kept - took // 2:
             return stall.CALM
         return stall.EVICTED if self._was_evicted(told.cause, was.since_ns) else stall.FREED
 
@@ -266,7 +266,7 @@ class Stalls:
             self._evict(one, now, now_ns)
         cause = one.cause
         assert cause is not None
-        fields = {"pod": one.name, "share": round(now.most, 2), "cause": self._name(cause.uid), "why": cause.why}
+        fields = {"pod": one.name, "share": round(now.most, 2), "cause": self._has.name(cause.uid), "why": cause.why}
         fields |= {"lacks": one.lacks, "grew": cause.grew}
         if before is None or before[:2] != cause[:2]:
             self._log_budget("info", "a pod waits for memory that it had", **fields)
@@ -276,7 +276,7 @@ class Stalls:
         if told is None:
             self.counted += 1
             self._log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
-        one.reported, one.cause_kept = self._event(one, now, cause), self._kept(cause.uid)
+        one.reported, one.cause_kept = self._event(one, now, cause), self._has.kept(cause.uid)
         self.report(one.reported)
 
     def _may_evict(self, one: _Subject, now: Stall, now_ns: int) -> bool:
@@ -307,7 +307,7 @@ class Stalls:
             return  # the eviction before did not help
         one.cause, one.lacks = cause, lacks.size
         waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
-        if self.send(StallCause(cause.uid, f"{waits}; {self._name(cause.uid)} grew by {size(grew)}.")):
+        if self.send(StallCause(cause.uid, f"{waits}; {self._has.name(cause.uid)} grew by {size(grew)}.")):
             self._asked_ns = now_ns
             for other in self._subjects.values():
                 if other.stall is not None:
@@ -315,21 +315,21 @@ class Stalls:
 
     def _lost_files(self, one: _Subject) -> int:
         """Bytes of page cache that it had before the stall: other memory it may have freed itself."""
-        return one.had.cache - (self._size(one.cgroup) or one.had).cache
+        return one.had.cache - (self._has.of(one.cgroup) or one.had).cache
 
     def _took(self, one: _Subject, uid: str) -> int:
         """Bytes that reclaim cannot take and that a pod surely took since before the stall. One that was listed late
         may have had all that it had at first; a new one has the place of those that are gone.
         """
         if uid in one.before:
-            return self._kept(uid) - one.before[uid].kept
+            return self._has.kept(uid) - one.before[uid].kept
         had = self._first.get(uid)
-        return 0 if had is None else self._kept(uid) - had - stall.gone(one.before, self._now[1])
+        return 0 if had is None else self._has.kept(uid) - had - stall.gone(one.before, self._now[1])
 
     def _find_cause(self, one: _Subject, now_ns: int) -> tuple[Lacks, Cause]:
         """By what each pod has now and had before the stall."""
         if now_ns - self._now[0] >= PACE_NS:  # 110 pods: 10 ms
-            self._now = now_ns, self._sizes(), list(self.order())
+            self._now = now_ns, self._has.all(), list(self.order())
         _, sizes, order = self._now
         one.before = one.before or (self._grown[0][1] if self._grown else {})
         lacks = self._lacks(one)
@@ -347,7 +347,7 @@ class Stalls:
             since_ns=now.since_ns,
             share=round(now.most, 4),
             cause=cause.uid or None,
-            cause_name=self._name(cause.uid) or None,
+            cause_name=self._has.name(cause.uid) or None,
             why=cause.why,
             lacks=one.lacks,
             grew=cause.grew,
@@ -364,49 +364,12 @@ class Stalls:
             self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
             self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
 
-    # figures of the cause
-
-    def _sizes(self) -> dict[str, Size]:
-        """By uid; also of `MACHINE` and `KUBEPODS`."""
-        places = {MACHINE: self.node.node_path, **{uid: one.cgroup for uid, one in self.node.pods.items()}}
-        if self.node.kubepods is not None:
-            places[KUBEPODS] = self.node.kubepods
-        return {uid: found for uid, path in places.items() if (found := self._size(path)) is not None}
-
-    def _size(self, cgroup: Path) -> Size | None:
-        reading = self.figures.used(cgroup, counted=False)
-        if reading is None:
-            return None
-        cache = min(reading.usage, reading.inactive_file + reading.active_file)
-        return Size(reading.usage - cache, cache)
-
-    def _kept(self, uid: str) -> int:
-        """Bytes of a pod that reclaim cannot take; 0 without such a pod."""
-        found = self.node.pods.get(uid)
-        return 0 if found is None else (self._size(found.cgroup) or NOTHING).kept
-
     def _lacks(self, one: _Subject) -> Lacks:
         first, last = one.loads[0], one.loads[-1]
         seen = first.refaults if first.refaults is not None else last.refaults
         refaulted = max(0, (last.refaults or 0) - (seen or 0)) * PAGE
-        has = self._size(one.cgroup) or one.had
-        return Lacks(one.uid, max(0, sum(one.had) - sum(has)), min(refaulted, sum(has)), self._limit(one))
-
-    def _limit(self, one: _Subject) -> str:
-        """Whether it, or a container of it, is at its limit, or at its memory.high."""
-        hierarchy = self.node.hierarchy
-        found = self.node.pods.get(one.uid)
-        for cgroup in () if found is None else (found.cgroup, *found.containers.values()):
-            own, has = limits.read(hierarchy, cgroup, swap=False) or {}, self.figures.used(cgroup, counted=False)
-            for name, what in (("max", stall.OWN_LIMIT), ("high", stall.THROTTLED)):
-                line = own.get(name)
-                if line is not None and has is not None and line - has.usage < max(_NEAR_LIMIT, line // 64):
-                    return what
-        return ""
-
-    def _name(self, uid: str) -> str:
-        found = self.node.pods.get(uid)
-        return "" if found is None else label(found.pod)
+        has = self._has.of(one.cgroup) or one.had
+        return Lacks(one.uid, max(0, sum(one.had) - sum(has)), min(refaulted, sum(has)), self._has.limit(one.uid))
 
 
 def _delta(counted: Sequence[int] | deque[int]) -> int:
