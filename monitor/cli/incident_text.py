@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import click
 
 from monitor.cli.output import Columns, clean, format_bytes, table
+from monitor.policy.stall import SWAP
 from monitor.race.incident import KUBELET_ONLY
 from monitor.race.units import span
 from monitor.side.incidents import unix_time
@@ -108,7 +109,11 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
         "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}"
         "[; the kubelet evicted {instead} instead]" + _LEFT_OUT
     ),
-    "stalled": "{pod} waits for memory, {share:.0%} of the time; it lacks {lacks:bytes} ({why}[, {cause}])[: {over}]",
+    "stalled": lambda step: (
+        "{share:.0%} of swap is in use ({why}[, {cause}])[: {over}]"
+        if step["pod"] == SWAP
+        else "{pod} waits for memory, {share:.0%} of the time; it lacks {lacks:bytes} ({why}[, {cause}])[: {over}]"
+    ),
     "signalled": "{signal_name} sent to {pod}",
     "gone": "nobody is left of {pod}[; it gave back {freed:bytes}]",
     "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",
@@ -245,7 +250,11 @@ def _who(incident: Json) -> str:
     refused, more = incident.get("refused"), len(victims) - _NAMED
     parts = (
         (incident.get("evicted", ()), f"{{pod}} {would}{by} (rank {{rank}}, grace {{grace_s:g}} s)"),
-        ([stall] if stall else (), "{pod} waited for memory for {ms:time}[, because of {cause}]"),
+        (
+            [stall] if stall else (),
+            f"{'swap was full' if stall and stall['pod'] == SWAP else '{pod} waited for memory'}"
+            " for {ms:time}[, because of {cause}]",
+        ),
         (twice, "{pod} is Evicted by the kubelet as the API has it, and was OOM-killed"),
         (incident.get("holds", ())[:_NAMED], "{pod} held ({reason}, {brake}, {end}, {ms:time})"),
         ([{"pods": ", ".join(refused)}] if refused else (), "the API server was asked to evict {pods}, and did not"),

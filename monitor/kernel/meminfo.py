@@ -40,6 +40,19 @@ def read(path: str | Path = MEMINFO) -> dict[str, int]:
     return values
 
 
+def swap_in_use(path: str | Path = MEMINFO) -> tuple[float, int] | None:
+    """The part of swap that is in use, or of memory if that is less (as systemd-oomd counts for SwapUsedLimit=: a full
+    swap harms nothing while memory is free); and the bytes of swap. None: there is none, or it is not known.
+    """
+    try:
+        values = read(path)
+        total, memory = values["SwapTotal"], values["MemTotal"]
+        used = min((total - values["SwapFree"]) / total, (memory - values["MemAvailable"]) / memory)
+    except (CannotError, KeyError, ZeroDivisionError):
+        return None
+    return used, total
+
+
 def mem_total(path: str | Path = MEMINFO) -> int:
     """The machine's memory in bytes, which is what the kubelet calls its capacity."""
     return read(path)["MemTotal"]

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from monitor.policy.errors import PolicyError
 from monitor.policy.gosyntax import parse_duration, parse_percentage
 
-#: What a rule is about: each pod, all of them together, the machine.
-POD, KUBEPODS, MACHINE = "pod", "kubepods", "machine"
-SCOPES = (POD, KUBEPODS, MACHINE)
+#: What a rule is about: each pod, all of them together, the machine, its swap.
+POD, KUBEPODS, MACHINE, SWAP = "pod", "kubepods", "machine", "swap.used"
+SCOPES = (POD, KUBEPODS, MACHINE, SWAP)
 #: The share that users see is measured over this: a window of PSI's own averages (10 s) lags.
 WINDOW_NS = 1_000_000_000
 #: A stall is over when the share has been below its line for so long: a reader that stalls has single good seconds.
@@ -27,12 +27,14 @@ GROWTH_NS = 30_000_000_000
 #: A pod is a cause if it explains at least this part of what the stalled pod lacks, and grew by half as much as the
 #: one that grew most, and by no less than this: every pod grows by some pages.
 EXPLAINS, LEAST_GREW = 1 / 3, 4 << 20
+#: A pod can be the cause of a full swap with this part of it (systemd-oomd(8)).
+LEAST_SWAP = 1 / 20
 #: What reclaim brings back so fast is noise: pages.
 _FEW_REFAULTS = 10
 #: Pods shrink by less all the time: bytes.
 _LEAST_LOST = 1 << 20
 _DEFAULT_GRACE_NS = 10_000_000_000
-_RULE = re.compile(r"(?P<scope>[a-z]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<evict>,evict)?")
+_RULE = re.compile(r"(?P<scope>[a-z.]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<evict>,evict)?")
 
 
 class Load(NamedTuple):
@@ -49,8 +51,8 @@ class Load(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """``share`` of time, 0 to 1; a stall counts when the share over the last ``grace_ns`` is above it. ``evict``: then
-    the pod that grew is evicted.
+    """``share`` of time, 0 to 1, of `SWAP` of its bytes; a stall counts when the share over the last ``grace_ns`` is
+    above it. ``evict``: then the pod that grew is evicted.
     """
 
     scope: str
@@ -63,7 +65,7 @@ def parse_rule(text: str) -> Rule:
     """``pod>50%,grace=10s``, perhaps with ``,evict``. Raises PolicyError."""
     found = _RULE.fullmatch(text.replace(" ", ""))
     if found is None or found["scope"] not in SCOPES:
-        raise PolicyError(f"{text!r} is not a rule like 'pod>50%,grace=10s' (pod, kubepods or machine)")
+        raise PolicyError(f"{text!r} is not a rule like 'pod>50%,grace=10s' (pod, kubepods, machine or swap.used)")
     share = parse_percentage(found["share"])
     if not 0 < share < 1:
         raise PolicyError(f"{text!r}: the share is more than 0% and less than 100%")
@@ -83,6 +85,13 @@ def share(before: Load, now: Load) -> float:
         return 0.0
     memory, io = now.memory_us - before.memory_us, now.io_us - before.io_us
     return min(1.0, max(0.0, (memory + io * _refault_share(before, now)) / took_us))
+
+
+def in_use(last: Load | None, now_ns: int, used: float) -> Load:
+    """A share in use (of swap) as a sample: `share` of two is what was in use between them."""
+    if last is None:
+        return Load(now_ns, 0, 0)
+    return Load(now_ns, last.memory_us + round(used * (now_ns - last.ts_ns) / 1000), 0)
 
 
 def waited(before: Load, now: Load) -> float:
@@ -167,8 +176,9 @@ def advance(rule: Rule, stall: Stall | None, loads: Sequence[Load]) -> Stall | N
 #: Why a stall is over: its cause has freed half of what it took, or was evicted; the stalled pod is gone; or neither.
 FREED, EVICTED, GONE, CALM = "freed", "evicted", "gone", "calm"
 #: Why a pod is the cause: it reached its own limit or its memory.high; it grew; what grew is in no pod; no growth
-#: explains a third.
+#: explains a third. Of a full swap: it has most of it.
 OWN_LIMIT, THROTTLED, GREW, OUTSIDE, UNKNOWN = "own_limit", "throttled", "grew", "outside", "unknown"
+SWAPPED = "swapped"
 
 
 class Size(NamedTuple):
@@ -198,7 +208,9 @@ class Lacks(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """``uid``: the pod that caused it, "" for none. ``grew``: its bytes of memory that cannot be reclaimed."""
+    """``uid``: the pod that caused it, "" for none. ``grew``: its bytes of memory that cannot be reclaimed; those of
+    `SWAPPED` are in swap.
+    """
 
     uid: str
     why: str
@@ -237,3 +249,9 @@ def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[s
     if grew.get(lacks.uid, 0) >= least:
         return Cause(lacks.uid, GREW, grew[lacks.uid])
     return Cause("", OUTSIDE, outside) if outside >= least else Cause("", UNKNOWN)
+
+
+def most_swapped(swapped: Mapping[str, int], total: int) -> Cause:
+    """Which of these pods has most of a full swap of ``total`` bytes (0: not known)."""
+    uid = max(swapped, key=lambda one: swapped[one], default="")
+    return Cause(uid, SWAPPED, swapped[uid]) if uid and swapped[uid] >= total * LEAST_SWAP > 0 else Cause("", UNKNOWN)

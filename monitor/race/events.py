@@ -169,7 +169,7 @@ class Stalled(Timed):
     """A pod waits because of memory that was taken from it, since `since_ns`; again when its cause is another one, and
     at the end. `domain`: its cgroup's path. `share`: the most of a second. `cause`: uid of the pod that caused it, None
     for none; `why`: of `monitor.policy.stall`. `lacks`: bytes that it had; `grew`: bytes that the cause grew by.
-    `swap`: it reads swap. `over`: why it is over: `freed` (by its cause), `gone` (the pod), or `calm`.
+    `swap`: it reads swap, or swap is full. `over`: why it is over: `freed` (by its cause), `gone` (the pod), or `calm`.
     """
 
     domain: str

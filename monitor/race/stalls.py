@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monitor.policy.stall import EVICTED, FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, THROTTLED
+from monitor.policy.stall import EVICTED, FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, SWAP, SWAPPED, THROTTLED
 from monitor.race.codec import Record
 from monitor.race.facts import Facts
 from monitor.race.units import quantity, size, span
@@ -12,9 +12,10 @@ from monitor.race.units import quantity, size, span
 
 @dataclass(frozen=True, slots=True)
 class StalledPod(Record):
-    """The pod that stalled, or "machine", "kubepods". `share`: the most of a second. `ms`: how long it has lasted.
-    `cause`: the pod that caused it; None: no pod did. `why`: of `monitor.policy.stall`. `lacks_bytes` it had, the cause
-    grew by `grew_bytes`. `over`: why it is over; "" while it lasts.
+    """The pod that stalled, or "machine", "kubepods"; "swap.used": swap was full. `share`: the most of a second, of
+    swap what was in use. `ms`: how long it has lasted. `cause`: the pod that caused it; None: no pod did. `why`: of
+    `monitor.policy.stall`. `lacks_bytes` it had, the cause grew by `grew_bytes`, or has so much of swap. `over`: why
+    it is over; "" while it lasts.
     """
 
     pod: str
@@ -36,6 +37,9 @@ def stalled_pod(f: Facts) -> StalledPod:
 def sentence(f: Facts) -> str:
     """The first part of the summary."""
     found = stalled_pod(f)
+    if found.pod == SWAP:
+        used = f"up to {found.share:.0%} of swap was in use for {span(found.ms * 1e6)}"
+        return f"Stalled: {used}; {_because(found)}; {_ended_by(found)}"
     waited = f"{found.pod} waited for memory for {span(found.ms * 1e6)}, up to {found.share:.0%} of the time"
     return f"Stalled: {waited}; {_because(found)}; {_ended_by(found)}"
 
@@ -45,6 +49,8 @@ def _because(found: StalledPod) -> str:
         return "it is at its own limit"
     if found.why == THROTTLED:
         return "it is at its memory.high"
+    if found.pod == SWAP:
+        return f"{found.cause} had {size(found.grew_bytes)} of it" if found.cause else "no pod had much of it"
     lacks, grew = f"it lacks {size(found.lacks_bytes)}", f"grew by {size(found.grew_bytes)}"
     if found.why == GREW:
         return f"{lacks}, and {grew} itself" if found.cause == found.pod else f"{lacks}, and {found.cause} {grew}"
@@ -73,4 +79,6 @@ def remedy(f: Facts) -> list[str]:
             f"Limit the memory of {found.cause}, or protect {quantity(found.lacks_bytes)} more of {found.pod} "
             "(memory.low; its request with MemoryQoS)."
         ]
+    if found.why == SWAPPED:
+        return [f"Limit the swap of {found.cause} (memory.swap.max; v1: memory.memsw.limit_in_bytes), or its memory."]
     return []

@@ -266,7 +266,7 @@ def stall_rules(value: Any) -> tuple[str, ...]:
         return ()
     scopes = [parse_rule(rule).scope for rule in found]
     if len(set(scopes)) < len(scopes):
-        raise ValueError("two rules have the same scope; write one for each of pod, kubepods and machine")
+        raise ValueError("two rules have the same scope; write one for each of pod, kubepods, machine and swap.used")
     return tuple(found)
 
 

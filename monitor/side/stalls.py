@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from monitor.kernel import pressure
+from monitor.kernel import meminfo, pressure
 from monitor.kernel.wire import PAGE
 from monitor.link.messages import SideMessage, StallCause
 from monitor.policy import stall
@@ -45,11 +45,14 @@ EVICT_PACE_NS = 30_000_000_000
 EVICT_FOR_NS = 120_000_000_000
 #: Pods that outrace evicted last: one of them may be the cause of a stall that ends.
 _EVICTED = 64
+#: What the log says as a cause is found, as a stall counts, and as it is over.
+_TEXTS = "a pod waits for memory that it had", "a pod stalls", "a pod does not stall any more"
+_SWAP_TEXTS = "swap fills up", "swap is full", "swap is not full any more"
 
 
 @dataclass(slots=True)
 class _Subject:
-    """A pod, or all of them, or the machine. ``uid``: "" for the last two."""
+    """A pod, or all of them, or the machine, or its swap. ``uid``: "" for all but a pod."""
 
     uid: str
     name: str
@@ -75,6 +78,10 @@ class _Subject:
     whole_us: int | None = None  # for which the machine had waited when its files were read last
 
     @property
+    def texts(self) -> tuple[str, str, str]:
+        return _SWAP_TEXTS if self.name == stall.SWAP else _TEXTS
+
+    @property
     def key(self) -> str:
         """Of its size."""
         return self.uid or self.name
@@ -93,6 +100,7 @@ class Stalls:
     send: Callable[[SideMessage], bool]
     order: Callable[[], Sequence[str]]
     machine: Callable[[], pressure.Waited | None] = lambda: pressure.waited(pressure.PROC)
+    swap: Callable[[], tuple[float, int] | None] = meminfo.swap_in_use
 
     def __post_init__(self) -> None:
         self.shares: Mapping[str, float] = {}  # of the last second, by uid, `KUBEPODS`, `MACHINE`
@@ -124,7 +132,8 @@ class Stalls:
         """Begin; the thread ends with the process."""
         if pressure.waited(pressure.PROC) is None:
             self.log.info("stalls are not known: the kernel has no PSI (boot with psi=1)")
-        elif self._rules:
+            self._rules = {scope: rule for scope, rule in self._rules.items() if scope == stall.SWAP}
+        if self._rules:
             threading.Thread(target=self._run, name="stalls", daemon=True).start()
 
     def _run(self) -> None:
@@ -172,7 +181,8 @@ class Stalls:
         for one in [one for one in self._subjects.values() if one.uid]:
             if one.uid not in pods or pods[one.uid].cgroup != one.cgroup:
                 self._over(self._subjects.pop(one.uid), now_ns, stall.GONE)
-        places: dict[str, Path | None] = {MACHINE: self.node.node_path, KUBEPODS: self.node.kubepods}
+        machine = self.node.node_path
+        places: dict[str, Path | None] = {MACHINE: machine, KUBEPODS: self.node.kubepods, stall.SWAP: machine}
         places |= {uid: found.cgroup for uid, found in pods.items()}
         for key, cgroup in places.items():
             rule = self._rules.get(POD if key in pods else key)
@@ -185,8 +195,8 @@ class Stalls:
         if one.files is None:
             whole = one.cgroup == self.node.hierarchy.root
             one.files = pressure.PROC if whole else pressure.directory_of(self.node.hierarchy, self._v2, one.cgroup)
-        waited = self._waited(one)
-        if waited is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
+        load = self._load(one, now_ns)
+        if load is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
             is_new = now_ns < one.new_until_ns
             one.due_ns = now_ns + (PACE_NS if is_new or one.files is not None else UNKNOWN_PACE_NS)
             one.files = one.again = None
@@ -195,7 +205,7 @@ class Stalls:
             if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
                 self._over(one, now_ns, stall.CALM)
             return
-        self._sample(one, Load(now_ns, *waited))
+        self._sample(one, load)
         goes_on = stall.advance(one.rule, one.stall, one.loads)
         if goes_on is not None:
             if one.stall is None or one.stall.since_ns != goes_on.since_ns:  # a grace begins, perhaps anew
@@ -209,7 +219,11 @@ class Stalls:
 
     def _sample(self, one: _Subject, now: Load) -> None:
         """Add a sample, with pages where they matter; the next is due earlier where a stall is near."""
-        if one.loads and (one.stall is not None or stall.waited(one.loads[-1], now) > one.rule.share / 4):
+        if (
+            one.loads
+            and one.name != stall.SWAP
+            and (one.stall or stall.waited(one.loads[-1], now) > one.rule.share / 4)
+        ):
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
                 size = self._has.of(one.cgroup) if one.rule.evict else None
@@ -229,21 +243,25 @@ class Stalls:
         if again is None or one.origin is None or one.origin.size is None:
             one.origin = now
 
-    def _waited(self, one: _Subject) -> pressure.Waited | None:
-        """From its files, or as they were read last if nothing has waited since."""
+    def _load(self, one: _Subject, now_ns: int) -> Load | None:
+        """From its files, or as they were read last if nothing has waited since. None: not known."""
+        if one.name == stall.SWAP:
+            found = self.swap()
+            return None if found is None else stall.in_use(one.loads[-1] if one.loads else None, now_ns, found[0])
         whole = self._whole_us
         if one.loads and whole is not None and one.whole_us is not None and whole - one.whole_us <= _CALM_US:
-            return one.loads[-1].memory_us, one.loads[-1].io_us
+            return Load(now_ns, one.loads[-1].memory_us, one.loads[-1].io_us)
         one.whole_us = whole
-        return pressure.waited(one.files)
+        waited = pressure.waited(one.files)
+        return None if waited is None else Load(now_ns, *waited)
 
     def _end_of(self, one: _Subject, was: Stall) -> str:
         """Why a stall is over."""
         told = one.reported
-        if told is None or not told.cause or told.why != stall.GREW:
+        if told is None or not told.cause or told.why not in (stall.GREW, stall.SWAPPED):
             return stall.CALM
         took = one.cause_kept - one.before.get(told.cause, NOTHING).kept
-        if self._has.kept(told.cause) >= one.cause_kept - took // 2:
+        if self._has.kept(told.cause) >= one.cause_kept - took // 2 and told.cause in self.node.pods:
             return stall.CALM
         return stall.EVICTED if self._was_evicted(told.cause, was.since_ns) else stall.FREED
 
@@ -269,13 +287,13 @@ class Stalls:
         fields = {"pod": one.name, "share": round(now.most, 2), "cause": self._has.name(cause.uid), "why": cause.why}
         fields |= {"lacks": one.lacks, "grew": cause.grew}
         if before is None or before[:2] != cause[:2]:
-            self._log_budget("info", "a pod waits for memory that it had", **fields)
+            self._log_budget("info", one.texts[0], **fields)
         told = one.reported
         if not now.counts or (told is not None and (told.cause or "", told.why) == cause[:2]):
             return
         if told is None:
             self.counted += 1
-            self._log_budget("warning", "a pod stalls", **fields, since_s=(now_ns - now.since_ns) / 1e9)
+            self._log_budget("warning", one.texts[1], **fields, since_s=(now_ns - now.since_ns) / 1e9)
         one.reported, one.cause_kept = self._event(one, now, cause), self._has.kept(cause.uid)
         self.report(one.reported)
 
@@ -291,27 +309,37 @@ class Stalls:
         if now_ns - now.since_ns > max(EVICT_FOR_NS, 2 * one.rule.grace_ns):
             return False
         mean = again.waited_ns / (now_ns - again.since_ns)
-        goes_round = stall.goes_round(one.loads) and stall.goes_round([origin, one.loads[-1]])
+        goes_round = one.name == stall.SWAP or all(map(stall.goes_round, (one.loads, [origin, one.loads[-1]])))
         return again.above_ns == now_ns and mean > one.rule.share and goes_round
 
     def _evict(self, one: _Subject, now: Stall, now_ns: int) -> None:
         """Ask hot to evict the pod that is the cause by what it has now. A guess evicts no pod."""
         lacks, cause = self._find_cause(one, now_ns)
-        if cause.why != stall.GREW or cause.uid == one.uid or cause.uid not in self._now[2]:
+        if cause.uid == one.uid or cause.uid not in self._now[2]:
             return
-        lost, grew = self._lost_files(one), self._took(one, cause.uid)
-        if lost < max(stall.LEAST_GREW, one.had.cache // 64) or grew < max(stall.LEAST_GREW, lost // 3):
+        if cause.why == stall.SWAPPED:
+            why = f"{now.most:.0%} of swap is in use; {self._has.name(cause.uid)} has {size(cause.grew)} of it."
+        elif cause.why == stall.GREW and (grew := self._grew_instead(one, cause.uid, now_ns)):
+            waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
+            why = f"{waits}; {self._has.name(cause.uid)} grew by {size(grew)}."
+        else:
             return
-        last, lost_then = one.asked
-        if last != cause.uid and lost * 4 > lost_then * 3 and self._was_evicted(last, now_ns - EVICT_FOR_NS):
-            return  # the eviction before did not help
         one.cause, one.lacks = cause, lacks.size
-        waits = f"{one.name} waits for memory that it had, up to {now.most:.0%} of the time"
-        if self.send(StallCause(cause.uid, f"{waits}; {self._has.name(cause.uid)} grew by {size(grew)}.")):
+        if self.send(StallCause(cause.uid, why)):
             self._asked_ns = now_ns
             for other in self._subjects.values():
                 if other.stall is not None:
                     other.asked = cause.uid, self._lost_files(other)
+
+    def _grew_instead(self, one: _Subject, uid: str, now_ns: int) -> int:
+        """Bytes by which a pod surely grew at this one's cost; 0: by too little, or an eviction before did not help."""
+        lost, grew = self._lost_files(one), self._took(one, uid)
+        if lost < max(stall.LEAST_GREW, one.had.cache // 64) or grew < max(stall.LEAST_GREW, lost // 3):
+            return 0
+        last, lost_then = one.asked
+        if last != uid and lost * 4 > lost_then * 3 and self._was_evicted(last, now_ns - EVICT_FOR_NS):
+            return 0
+        return grew
 
     def _lost_files(self, one: _Subject) -> int:
         """Bytes of page cache that it had before the stall: other memory it may have freed itself."""
@@ -331,6 +359,9 @@ class Stalls:
         if now_ns - self._now[0] >= PACE_NS:  # 110 pods: 10 ms
             self._now = now_ns, self._has.all(), list(self.order())
         _, sizes, order = self._now
+        if one.name == stall.SWAP:
+            whole = self.swap()
+            return Lacks(""), stall.most_swapped(self._has.swapped(order), whole[1] if whole is not None else 0)
         one.before = one.before or (self._grown[0][1] if self._grown else {})
         lacks = self._lacks(one)
         others = [uid for uid in self.node.pods if uid not in order]
@@ -338,7 +369,8 @@ class Stalls:
 
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         whole = self.figures.domains(counted=False).get(NODE)
-        domain = NODE if one.name == MACHINE else one.name
+        domain = NODE if one.name in (MACHINE, stall.SWAP) else one.name
+        refaults = _delta([load.refaults or 0 for load in list(one.loads)[-2:]])
         return Stalled(
             ts_ns=one.loads[-1].ts_ns,
             domain=f"/{one.cgroup.relative_to(self.node.hierarchy.root)}" if one.uid else domain,
@@ -352,7 +384,7 @@ class Stalls:
             lacks=one.lacks,
             grew=cause.grew,
             available=None if whole is None else whole.available,
-            swap=2 * _delta(one.swap_ins) > _delta([load.refaults or 0 for load in list(one.loads)[-2:]]) > 0,
+            swap=one.name == stall.SWAP or 2 * _delta(one.swap_ins) > refaults > 0,
         )
 
     def _over(self, one: _Subject, now_ns: int, why: str) -> None:
@@ -361,7 +393,7 @@ class Stalls:
         one.stall, one.again, one.cause, one.reported, one.found_ns = None, None, None, None, 0
         one.before = {}
         if ended is not None and reported is not None:
-            self._log_budget("info", "a pod does not stall any more", pod=one.name, why=why)
+            self._log_budget("info", one.texts[2], pod=one.name, why=why)
             self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
 
     def _lacks(self, one: _Subject) -> Lacks:

@@ -103,3 +103,24 @@ def test_in_a_container_with_a_meminfo_of_its_own_the_kernel_keeps_nothing(tmp_p
 
 def test_this_kernel_keeps_something_and_not_most() -> None:
     assert 0 < meminfo.kernels_share() < meminfo.mem_total() / 2
+
+
+@pytest.mark.parametrize(
+    ("swap", "free", "available", "expected"),
+    [
+        (100, 10, 50, (0.9, 102400)),
+        (100, 10, 400, (0.6, 102400)),  # memory is free
+        (0, 0, 50, None),
+        (100, None, 50, None),
+        (100, 10, None, None),
+    ],
+)
+def test_swap_in_use_is_no_more_than_memory_in_use_and_not_known_without_swap(
+    tmp_path: Path, swap: int, free: int | None, available: int | None, expected: tuple[float, int] | None
+) -> None:
+    text = f"MemTotal: 1000 kB\nSwapTotal: {swap} kB\n"
+    text += "" if free is None else f"SwapFree: {free} kB\n"
+    text += "" if available is None else f"MemAvailable: {available} kB\n"
+    (tmp_path / "meminfo").write_text(text)
+    assert meminfo.swap_in_use(tmp_path / "meminfo") == expected
+    assert meminfo.swap_in_use(tmp_path / "none") is None

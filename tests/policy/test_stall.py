@@ -11,6 +11,8 @@ from monitor.policy.stall import (
     OUTSIDE,
     OWN_LIMIT,
     POD,
+    SWAP,
+    SWAPPED,
     THROTTLED,
     UNKNOWN,
     Cause,
@@ -21,7 +23,9 @@ from monitor.policy.stall import (
     advance,
     cause,
     goes_round,
+    in_use,
     latest,
+    most_swapped,
     parse_rule,
     share,
     waited,
@@ -42,6 +46,7 @@ pages = st.integers(0, 10**6) | st.none()
         ("kubepods>0.5%,grace=1s", Rule("kubepods", 0.005, S)),
         ("pod>50%,grace=5s,evict", Rule(POD, 0.5, 5 * S, evict=True)),
         ("pod>50%,evict", RULE._replace(evict=True)),
+        ("swap.used>90%,grace=10s", Rule(SWAP, 0.9, 10 * S)),
     ],
 )
 def test_a_rule_is_read_as_it_is_written(text: str, rule: Rule) -> None:
@@ -54,7 +59,7 @@ def test_a_rule_is_read_as_it_is_written(text: str, rule: Rule) -> None:
     ("text", "problem"),
     [
         ("", "is not a rule like 'pod>50%,grace=10s'"),
-        ("node>50%", "pod, kubepods or machine"),
+        ("node>50%", "pod, kubepods, machine or swap.used"),
         ("pod<50%", "is not a rule"),
         ("pod>50", "is not a rule"),
         ("pod>100%", "less than 100%"),
@@ -199,3 +204,38 @@ def test_no_pod_is_the_cause_that_did_not_grow_by_a_third(grew: dict[str, int], 
     found = cause(Lacks("a", lost), grew, 0, "abcd")
     if found.uid:
         assert grew[found.uid] >= lost // 3 > 0
+
+
+def filled(shares: list[float]) -> list[Stall | None]:
+    """The stall after each second in which this share of swap was in use."""
+    loads, found, stall = [in_use(None, 0, 1.0)], [], None
+    for k, each in enumerate(shares, 1):
+        loads.append(in_use(loads[-1], k * S, each))
+        stall = advance(Rule(SWAP, 0.9, 10 * S), stall, loads)
+        found.append(stall)
+    return found
+
+
+def test_swap_is_full_when_it_was_above_the_share_for_the_grace() -> None:
+    found = filled([0.95] * 12 + [0.5] * 6)
+    assert [stall is not None and stall.counts for stall in found[:12]] == [False] * 9 + [True] * 3
+    assert found[11] is not None
+    assert found[11].most == pytest.approx(0.95)
+    assert found[-1] is None
+    assert not any(stall and stall.counts for stall in filled([0.95, 0.8] * 20)), "below on average"
+
+
+@given(st.lists(st.floats(0, 0.9), max_size=40))
+def test_swap_below_its_share_is_never_full(shares: list[float]) -> None:
+    assert not any(stall is not None and stall.counts for stall in filled(shares))
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 1000 * MIB)), st.integers(1, 1000 * MIB))
+def test_the_cause_of_a_full_swap_has_most_of_it(swapped: dict[str, int], total: int) -> None:
+    found = most_swapped(swapped, total)
+    most = max(swapped.values(), default=0)
+    if most * 20 < total:
+        assert found == Cause("", UNKNOWN)
+    elif found.uid:
+        assert found == Cause(found.uid, SWAPPED, most)
+        assert swapped[found.uid] == most

@@ -41,6 +41,19 @@ PLACE = "/kubepods/web"
             ("swap",),
         ),
         ("calm", {"why": "unknown", "cause": None}, "no growth explains a third of that;", ()),
+        (
+            "evicted",
+            {"pod_name": "swap.used", "why": "swapped", "swap": True},
+            "Stalled: up to 97% of swap was in use for 30 s; shop/hog had 90.0 MiB of it; it ended when outrace had "
+            "evicted shop/hog.",
+            ("swap",),
+        ),
+        (
+            "calm",
+            {"pod_name": "swap.used", "why": "unknown", "cause_name": None, "swap": True},
+            "in use for 30 s; no pod had much of it; it ended by itself.",
+            ("swap",),
+        ),
         ("calm", {"cause_name": "shop/web"}, "it lacks 33.0 MiB, and grew by 90.0 MiB itself;", ()),
     ],
 )
@@ -60,6 +73,7 @@ def test_the_advice_is_about_the_cause_or_the_pods_own_limit() -> None:
     assert advice().startswith("Limit the memory of shop/hog, or protect 33Mi more of shop/web")
     assert advice(why="own_limit").startswith("Raise the memory limit of shop/web")
     assert advice(why="throttled").startswith("Raise memory.high of shop/web")
+    assert advice(why="swapped", pod_name="swap.used").startswith("Limit the swap of shop/hog")
     assert advice(why="unknown", cause=None) == ""
 
 

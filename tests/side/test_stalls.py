@@ -26,6 +26,8 @@ class Node:
 
     def __init__(self, root: Path, *rules: str) -> None:
         self.root, self.now_ns = root, 100 * S
+        self.swap: tuple[float, int] | None = None  # used, bytes
+        self.swapped = {"reader": 0, "hog": 0, "third": 0}
         self.waits: dict[str, list[int]] = {name: [0, 0, 0, 0] for name in ("reader", "hog", "third", "")}
         # MiB that reclaim cannot take, and files; of pods, and outside of them.
         self.sizes = {"reader": (10, 80), "hog": (1, 0), "third": (1, 0), "": (9, 10)}
@@ -41,7 +43,7 @@ class Node:
         self.node.pods = {name: self._pod(name) for name in ("reader", "hog", "third")}
         self.node.synced = True
         self.write()
-        about = self.log, self.reported.append, self._send, lambda: self.order, self._waited
+        about = self.log, self.reported.append, self._send, lambda: self.order, self._waited, lambda: self.swap
         self.stalls = Stalls(self.node, parts.figures, *about)
 
     def _send(self, message: Any) -> bool:
@@ -68,6 +70,7 @@ class Node:
                 "memory.current": (kept + cache) * MIB,
                 "memory.max": self.limits.get(name, "max"),
                 "memory.high": "max",
+                "memory.swap.current": self.swapped.get(name, 0) * MIB,
             }
             if files == self._written.get(name):
                 continue

@@ -1,0 +1,54 @@
+"""The rule for swap, on a tree of cgroup v2 files; and on v1, where memory and swap are counted together."""
+
+from pathlib import Path
+
+import pytest
+
+from monitor.kernel.cgroupfs import Hierarchy
+from monitor.side.stall_sizes import Sizes
+from tests.limited import write
+from tests.side.test_stalls import MIB, Node
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_a_full_swap_is_the_pods_that_has_most_of_it(tmp_path: Path, evict: bool) -> None:
+    node = Node(tmp_path / "node", f"swap.used>90%,grace=10s{',evict' * evict}")
+    node.swapped = {"reader": 30, "hog": 10, "third": 60}
+    node.order.remove("third")  # a critical pod: never evicted
+    node.swap = 0.85, 128 * MIB
+    for _ in range(14):
+        node.second()
+    assert node.events() == []
+    node.swap = 0.95, 128 * MIB
+    for _ in range(14):
+        node.second()
+    (found,) = node.events()
+    assert (found.domain, found.pod_name, found.cause, found.why) == ("node", "swap.used", "reader", "swapped")
+    assert (found.grew, found.swap, found.share) == (30 * MIB, True, 0.95)
+    asked = [(one.pod, one.message) for one in node.sent]
+    assert asked == [("reader", "95% of swap is in use; ns/reader has 30.0 MiB of it.")] * evict
+    node.stalls.acted(node.now_ns, "reader" if evict else "")
+    node.swap = 0.5, 128 * MIB
+    del node.node.pods["reader"]
+    for _ in range(7):
+        node.second()
+    assert [one.over for one in node.events()] == ["evicted" if evict else "freed"]
+
+
+@pytest.mark.parametrize("swap", [None, (1.0, 128 * MIB)])
+def test_a_swap_that_is_not_known_is_no_finding_nor_has_a_pod_with_little_of_it_filled_it(
+    tmp_path: Path, swap: tuple[float, int] | None
+) -> None:
+    node = Node(tmp_path / "node", "swap.used>90%,grace=10s,evict")
+    node.swap, node.swapped["reader"] = swap, 6
+    for _ in range(15):
+        node.second()
+    assert [(one.cause, one.why) for one in node.events()] == ([] if swap is None else [(None, "unknown")])
+    assert node.sent == []
+
+
+def test_on_v1_swap_is_what_memory_and_swap_have_more_than_memory(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node")
+    node.node.hierarchy = Hierarchy(1, tmp_path)
+    write(node.root / "hog", {"memory.memsw.usage_in_bytes": 90 * MIB, "memory.usage_in_bytes": 60 * MIB})
+    assert Sizes(node.node, node.stalls.figures).swapped(["hog", "third", "gone"]) == {"hog": 30 * MIB}
