@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from monitor.errors import ConfigError, MonitorError
-from monitor.kernel.domains import MAX_THRESHOLDS
 from monitor.policy.signals import OWN_SIGNALS
 from monitor.settings.config import RunConfig
 from monitor.settings.options import SETTINGS
@@ -102,10 +101,6 @@ def _check_thresholds(current: RunConfig, config: RunConfig, changed: Sequence[s
             f"{origin}: {', '.join(sorted(before ^ now))}: a formula of outrace's own cannot come or go while running",
             _RESTART,
         )
-    lines = 1 if config.two_steps else 0  # one more is that of holds
-    for signal in {threshold.signal for threshold in config.thresholds()}:
-        if sum(t.signal == signal for t in config.thresholds()) + lines > MAX_THRESHOLDS:
-            raise ConfigError(f"{signal}: more than {MAX_THRESHOLDS - lines} thresholds", "drop some")
     was_own, is_own = (one.has_own_line(current.kubelet_found) for one in (current, config))
     if config.hold and current.kubelet_flags and was_own != is_own:
         raise ConfigError(
