@@ -134,7 +134,7 @@ class RunConfig:
     #: What the maps and their origins were made of (`monitor.settings.read`), for `outrace config show`. Not
     #: compared: two configurations with the same values are the same.
     inputs: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    #: What it was read from, to read it again (`monitor.settings.reload`); empty where it was not read.
+    #: What it was read from, to read it again (`monitor.settings.reload`).
     given: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property

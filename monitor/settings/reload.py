@@ -33,8 +33,6 @@ class Reloaded(NamedTuple):
 
 def reread(current: RunConfig) -> Reloaded:
     """Read everything again. Raises MonitorError, with one line, where the ``current`` one has to stay."""
-    if not current.given:
-        raise MonitorError("this configuration was not read from anywhere", "restart outrace")
     fresh = read(**current.given["arguments"]).config
     return merged(current, over_the_kernels_share(fresh, current.kernels_share))
 

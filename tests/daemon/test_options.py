@@ -303,8 +303,3 @@ def test_a_kubelet_that_cannot_be_read_or_another_line_of_its_own_in_mode_hold(t
             merged(dataclasses.replace(current, kubelet_found=found), other)
     merged(dataclasses.replace(current, kubelet_found=True), given)  # the line of the kubelet that was found
     merged(dataclasses.replace(current, kubelet_flags={}), given)  # no kubelet: no line of it
-
-
-def test_a_configuration_that_was_not_read_cannot_be_read_again() -> None:
-    with pytest.raises(MonitorError, match="was not read from anywhere"):
-        reread(RunConfig())
