@@ -263,9 +263,7 @@ OPTIONS: tuple[Option, ...] = (
         live=True,
     ),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
-    _setting(
-        "state-dir DIR", values.path, f"Keep incidents, statuses of evicted pods and the lock here. [{STATE_DIR}]"
-    ),
+    _setting("state-dir DIR", values.path, f"Keep incidents and the lock here. [{STATE_DIR}]"),
     _choice("log-format", ("logfmt", "json"), "Format of log lines."),
 )
 #: Options of `outrace run` and of the commands that are gone, and keys of the own file: what to do instead.

@@ -154,7 +154,7 @@ class Side:
         started()  # the hot process has what it waits for
         self._open_races()
         self._open_cluster()
-        parts = self.figures, self.holds, self.disks, self.log, self.files
+        parts = self.figures, self.holds, self.disks, self.log
         calls = self.processes.scores.set_capacity, self.reloader.ask, self.races.handle
         self.messages = MessageHandler(*parts, *calls, self.cluster)
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), self.races.fileno()):

@@ -1,6 +1,6 @@
 """Acts on every message of the hot process: log lines, the status of evicted pods, process_mrelease, ...
 
-Never slower than a queue: files are written and processes reaped by workers.
+Never slower than a queue: processes are reaped by workers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monitor.actions.status import EvictedPod, StatusStore
+from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, meminfo
 from monitor.kernel.oom_candidates import candidates
@@ -55,24 +55,20 @@ def lives_on(cgroup: Path) -> bool:
     return cgroup_procs.populated(cgroup) is not False if runs is None else runs
 
 
-#: Evictions whose outcome is awaited; there is at most one per pass, so this is far beyond what can be under way.
-_MAX_EVICTIONS = 256
 #: The signal that counts a decision without a signal: a pod over a limit of its own.
 LOCAL_STORAGE = "local-storage"
 
 
 @dataclass(eq=False)
 class MessageHandler:
-    """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it. ``files`` writes below
-    the state dir, one job after the other. ``set_capacity(bytes)`` takes another size of the node's memory;
-    ``reread()`` has the configuration read again.
+    """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it. ``set_capacity(bytes)``
+    takes another size of the node's memory; ``reread()`` has the configuration read again.
     """
 
     figures: Figures
     holds: Holds
     disks: DiskWatch
     log: Log
-    files: Worker
     set_capacity: Callable[[int], object]
     reread: Callable[[], None]
     record: Callable[[messages.Message], object]
@@ -80,13 +76,10 @@ class MessageHandler:
 
     def __post_init__(self) -> None:
         self.node, self.counts, self.send = self.figures.node, self.figures.counts, self.figures.send
-        self._era = era(self.node.config.policy)
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
         self._takers = Worker("takers", 1)  # while one look is under way, another would give the same
-        self.store = StatusStore(Path(self.node.config.state_dir))
         self.soft_brakes = SoftBrakes(self.node, self.send, self.log)
-        self._evictions: dict[str, EvictedPod] = {}
         self._reap_errors: set[int] = set()
         self._on_soften = self.soft_brakes.soften
 
@@ -177,25 +170,12 @@ class MessageHandler:
             else:
                 self.log.warning("would evict", **fields)
             return
-        eviction = EvictedPod(
-            id=str(message.id),
-            pod=found.pod,
-            qos=self._era.qos_class(found.pod),
-            message=text,
-            annotations=annotations,
-            started=self.node.first_seen[found.pod.uid],
-            decided=message.realtime,
-            node=os.uname().nodename,
-            resource=RESOURCE[message.signal] if message.signal else None,
-        )
-        while len(self._evictions) >= _MAX_EVICTIONS:
-            self._evictions.pop(next(iter(self._evictions)))
-        self._evictions[eviction.id] = eviction
-        signalled_ns = message.decided_ns if message.signalled_ns is None else message.signalled_ns
         if cluster is not None:  # before the log: the kubelet does not wait
+            resource = RESOURCE[message.signal] if message.signal else None
+            eviction = EvictedPod(found.pod, text, annotations, message.realtime, os.uname().nodename, resource)
+            signalled_ns = message.decided_ns if message.signalled_ns is None else message.signalled_ns
             cluster.evicting(eviction, signalled_ns, message.given_s > 0)
         self.log.warning("evicting", **fields)
-        self.files.submit(lambda: self.store.write(eviction))
 
     def _status_message(self, pod: Pod, decision: messages.Decision) -> tuple[str, dict[str, str]]:
         """The message in the evicted pod's status, and the annotations of its event."""
@@ -224,11 +204,8 @@ class MessageHandler:
     def _on_gone(self, message: messages.Gone) -> None:
         if self.cluster is not None:
             self.cluster.ended(message.pod, message.ts_ns)
-        eviction = self._evictions.pop(str(message.id), None)
         fields = {key: value for key, value in _present(message).items() if key not in ("ts_ns", "pod_name")}
         self.log.info("evicted", **fields | {"gone_ns": message.ts_ns, "uid": message.pod, "pod": message.pod_name})
-        if eviction is not None:
-            self.files.submit(lambda: self.store.write(eviction, message._asdict()))
 
     def _on_asklives(self, message: messages.AskLives) -> None:
         found = self.node.pods.get(message.pod)

@@ -1,6 +1,5 @@
 """The daemon on a lab node of the live kernel: which pod is evicted, which is not, and what is logged."""
 
-import json
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -74,14 +73,6 @@ def test_the_first_pod_goes_whole_and_nobody_else(node: LabNode) -> None:
             "The node was low on resource: memory. Threshold quantity: 40Mi, available: "
         )
         assert "Container c0 was using " in decision["message"]
-
-        status = live.state_dir() / "pods" / f"lab_batch_{batch.uid}.json"
-        live.until(lambda: status.exists() and "outrace/pids" in status.read_text(), "the status with its outcome")
-        written = json.loads(status.read_text())
-        assert written["metadata"]["uid"] == batch.uid
-        assert (written["status"]["phase"], written["status"]["reason"]) == ("Failed", "Evicted")
-        assert written["status"]["message"] == decision["message"]
-        assert set(map(str, pids)) <= set(written["metadata"]["annotations"]["outrace/pids"].split(","))
         live.message(daemon, "node conditions changed", conditions=["MemoryPressure"])
         counted = daemon.metrics()
         assert (counted["outrace_evictions_total"], counted["outrace_eviction_failures_total"]) == (1, 0)

@@ -113,7 +113,6 @@ def test_a_manifest_directory_that_hangs_holds_up_nothing(node: Node) -> None:
         eventually(lambda: "has been hanging for" in hot.get("/readyz")[1])
         hot.send(DECISION._replace(observed=False))
         assert "pod=default/a" in hot.wait_for_log("msg=evicting")
-        eventually(lambda: (node.state_dir / "pods" / "default_a_uid-a.json").exists())
         eventually(lambda: hot.get("/healthz") == (200, "ok\n"))
     node.pod("b")
     eventually(lambda: hot.get("/readyz") == (200, "ok\n"))

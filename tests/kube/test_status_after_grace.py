@@ -76,15 +76,14 @@ def test_a_later_eviction_of_the_same_pod_takes_its_place(
 
 
 @pytest.mark.parametrize("given_s", [0, 30])
-def test_what_the_hot_process_reports_of_an_end(given_s: int, files: Worker, tmp_path: Path) -> None:
+def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) -> None:
     known = Parts(RunConfig(enforce=True, state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
     known.node.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
-    known.node.first_seen["uid-a"] = 1_800_000_000.0
     begun, ended = list[tuple[str, int, bool]](), list[tuple[str, int]]()
     cluster = create_autospec(Cluster, instance=True)
     cluster.evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
     cluster.ended = lambda uid, ns: ended.append((uid, ns))
-    handler = known.handler(files, cluster=cluster)
+    handler = known.handler(cluster=cluster)
     kind = "soft" if given_s else "hard"
     assert handler.handle(DECISION._replace(observed=False, kind=kind, given_s=given_s, signalled_ns=3))
     assert handler.handle(Signalled(4, "uid-a", "default/a", 9))

@@ -62,15 +62,12 @@ def writer(client: ApiClient, api: FakeApiServer, files: Worker, tmp_path: Path)
     return Writer(client, api, files, tmp_path)
 
 
-def evicted(api: FakeApiServer, name: str = "web", qos: str = "BestEffort") -> EvictedPod:
+def evicted(api: FakeApiServer, name: str = "web") -> EvictedPod:
     found = api.store.get(("pods", "default", name))
     return EvictedPod(
-        id="1",
         pod=Pod(name=name, namespace="default", uid=found["metadata"]["uid"]),
-        qos=qos,  # not what the API server has: that is immutable, and must not be sent
         message="The node was low on resource: memory. ",
         annotations={"starved_resource": "memory"},
-        started=1_800_000_000.0,
         decided=1_800_000_100.25,
         node="node-1",
     )

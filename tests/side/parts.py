@@ -35,8 +35,8 @@ class Parts:
         self.health = Health(self.node, self.figures, lambda: None, self.watch, self.disks)
         self.summary = Summary(self.node, self.figures, self.health, lambda: None)
 
-    def handler(self, files: Worker | None = None, scored: Any = lambda _: None, cluster: Any = None) -> MessageHandler:
-        about = self.figures, self.holds, self.disks, self.log, files or Worker("files")
+    def handler(self, scored: Any = lambda _: None, cluster: Any = None) -> MessageHandler:
+        about = self.figures, self.holds, self.disks, self.log
         return MessageHandler(*about, scored, lambda: None, lambda _: None, cluster)
 
     def races(self) -> Races:

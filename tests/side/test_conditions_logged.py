@@ -8,7 +8,6 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.settings.config import RunConfig
 from monitor.side import process_watch
 from monitor.side.process_watch import ProcessWatch
-from monitor.side.worker import Worker
 from tests.daemon.harness import STATE
 from tests.log_lines import LogLines, ignored
 from tests.side.parts import Parts
@@ -17,8 +16,7 @@ from tests.side.parts import Parts
 def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
     """As the messages come over the socket: with lists."""
     parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
-    files, log = Worker("files"), LogLines()
-    handler = parts.handler(files)
+    handler, log = parts.handler(), LogLines()
     handler.log = log
     for conditions in ([], [], ["MemoryPressure"], ["MemoryPressure"], []):
         assert handler.handle(STATE._replace(conditions=conditions))
@@ -27,7 +25,6 @@ def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
         (*changed, {"conditions": ["MemoryPressure"], "before": []}),
         (*changed, {"conditions": [], "before": ["MemoryPressure"]}),
     ]
-    files.close(5.0)
 
 
 def test_near_a_threshold_the_next_victim_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

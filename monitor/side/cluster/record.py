@@ -15,7 +15,7 @@ from monitor.actions.status import EvictedPod, event, events_of, status_patch
 from monitor.documents import UnreadableError
 from monitor.kernel.durable import JsonFolder
 
-#: Evictions kept that the API server does not know of: the oldest are dropped. (`STATE/events` has as many.)
+#: Evictions kept that the API server does not know of: the oldest are dropped.
 KEEP = 1000
 
 
