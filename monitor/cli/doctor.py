@@ -113,7 +113,7 @@ def _btf() -> Iterator[Check]:
     try:
         arguments = btf.tracepoint_args("mark_victim")
         # Until 6.9 (6.1.176, Ubuntu 5.15.0-203) only a pid.
-        known = arguments[:1] in (["struct task_struct *"], ["int"])
+        known = arguments[:1] in (["task_struct*"], ["int"])
         remedy = "" if known else "this kernel changed the tracepoint's arguments: please report it with this line"
         yield Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, bpf=True)
     except BtfError as error:

@@ -24,9 +24,10 @@ VMLINUX = Path("/sys/kernel/btf/vmlinux")
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")
 
-_PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _FWD, _TYPEDEF = 2, 3, 4, 5, 6, 7, 8
-_VOLATILE, _CONST, _RESTRICT, _FUNC, _FUNC_PROTO, _TYPE_TAG, _ENUM64 = 9, 10, 11, 12, 13, 18, 19
-_MODIFIERS = frozenset((_TYPEDEF, _VOLATILE, _CONST, _RESTRICT, _TYPE_TAG))
+_PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _FUNC_PROTO, _ENUM64 = 2, 3, 4, 5, 6, 8, 12, 13, 19
+#: volatile, const, restrict, and tags of a type.
+_QUALIFIERS = frozenset((9, 10, 11, 18))
+_MODIFIERS = _QUALIFIERS | {_TYPEDEF}
 
 #: Words after the three every record starts with, by kind: a fixed number, and a number for each of its `vlen` entries.
 _FIXED = (0, 1, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0)
@@ -224,8 +225,8 @@ class Btf:
         return any(self._named(f"btf_trace_{name}", _TYPEDEF))
 
     def tracepoint_args(self, name: str) -> list[str]:
-        """Arguments of tracepoint ``name`` as C-like text: ``["struct task_struct *", "uid_t"]``; BtfError if there is
-        none. A raw tracepoint hands them over untyped: compare before trusting `ctx->args[n]`.
+        """Arguments of tracepoint ``name`` by the names of their types: ``["task_struct*", "uid_t"]``. BtfError without
+        one. A raw tracepoint hands them over untyped: compare before trusting `ctx->args[n]`.
         """
         for number in self._named(f"btf_trace_{name}", _TYPEDEF):
             proto = self._strip(self._target(self._strip(number)))
@@ -234,7 +235,7 @@ class Btf:
         raise BtfError(f"this kernel has no tracepoint {name} (no btf_trace_{name} in {self.path})")
 
     def function(self, name: str) -> list[str] | None:
-        """Arguments of the kernel's function ``name`` as C-like text; None if there is none."""
+        """Arguments of the kernel's function ``name``, as those of a tracepoint; None if there is none."""
         return next((self._arguments(self._target(number)) for number in self._named(name, _FUNC)), None)
 
     def _arguments(self, proto: int) -> list[str]:
@@ -242,25 +243,12 @@ class Btf:
         return [self._describe(self._words[first + 2 * i + 1]) for i in range(self._vlen(proto))]
 
     def _describe(self, number: int) -> str:
-        """C-like text of a type; qualifiers come first, as in source."""
-        kind = self._kind(number)
-        if number == 0:
-            return "void"
-        name = self._text(self._words[self._starts[number]])
-        if kind == _PTR:
-            target = self._describe(self._target(number))
-            return f"{target}*" if target.endswith("*") else f"{target} *"
-        if kind == _ARRAY:
-            start = self._starts[number]
-            return f"{self._describe(self._words[start + 3])}[{self._words[start + 5]}]"
-        if kind in (_VOLATILE, _CONST, _RESTRICT):
-            word = {_VOLATILE: "volatile", _CONST: "const", _RESTRICT: "restrict"}[kind]
-            return f"{word} {self._describe(self._target(number))}"
-        if kind == _TYPE_TAG:
-            return self._describe(self._target(number))
-        if kind == _FUNC_PROTO:
-            return "function"
-        if kind == _FWD:
-            return f"{'union' if self._words[self._starts[number] + 1] >> 31 else 'struct'} {name}"
-        prefix = {_STRUCT: "struct ", _UNION: "union ", _ENUM: "enum ", _ENUM64: "enum "}.get(kind, "")
-        return f"{prefix}{name or '(anonymous)'}"
+        """The name of a type, and a star for each pointer to it; qualifiers and the words struct and enum are left
+        out.
+        """
+        stars = ""
+        while (kind := self._kind(number)) == _PTR or kind in _QUALIFIERS:
+            stars += "*" * (kind == _PTR)
+            number = self._target(number)
+        name = self._text(self._words[self._starts[number]]) if number else "void"
+        return f"{name or '(anonymous)'}{stars}"

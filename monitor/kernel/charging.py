@@ -29,10 +29,10 @@ BPF_RUNGS = tuple(HOOKS)
 NAMES = (*BPF_RUNGS, POLL)
 
 #: As BTF spells them; the value is a long since 7.2.
-_EVENT_ARGUMENTS = [["struct mem_cgroup *", "int", value] for value in ("int", "long", "long int")]
+_EVENT_ARGUMENTS = [["mem_cgroup*", "int", value] for value in ("int", "long", "long int")]
 _ARGUMENTS = {
-    "page_counter_try_charge": ["struct page_counter *", "long unsigned int", "struct page_counter **"],
-    "page_counter_uncharge": ["struct page_counter *", "long unsigned int"],
+    "page_counter_try_charge": ["page_counter*", "long unsigned int", "page_counter**"],
+    "page_counter_uncharge": ["page_counter*", "long unsigned int"],
 }
 _UPDATE = "run Linux 6.13 or newer"
 #: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).

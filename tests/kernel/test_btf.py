@@ -55,8 +55,8 @@ def test_offsets_of_the_running_kernel_are_laid_out_as_c_does(kernel: Btf) -> No
     assert kernel.offset("page", "lru") == kernel.offset("page", "lru.next") >= struct.calcsize("P")
     assert [kernel.has_member("mem_cgroup", member) for member in ("memory.usage.counter", "no_such")] == [True, False]
     assert not kernel.has_member("no_such_struct", "x")
-    assert declared(kernel, "page_counter", "parent") == "struct page_counter *"
-    assert (declared(kernel, "task_struct", "comm"), kernel.array_length("task_struct", "comm")) == ("char[16]", 16)
+    assert declared(kernel, "page_counter", "parent") == "page_counter*"
+    assert kernel.array_length("task_struct", "comm") == 16
 
 
 def declared(btf: Btf, struct_name: str, path: str) -> str:
@@ -80,10 +80,8 @@ def test_enum_values_are_those_the_kernel_prints(kernel: Btf) -> None:
 def test_tracepoint_arguments_match_the_record_in_tracefs(kernel: Btf) -> None:
     text = (TRACING / "oom/mark_victim/format").read_text()
     arguments = kernel.tracepoint_args("mark_victim")
-    assert arguments[0] == (
-        "struct task_struct *" if re.search(r"field:.*\bcomm\b.*__data_loc|anon_rss", text) else "int"
-    )
-    assert kernel.tracepoint_args("sched_process_fork") == ["struct task_struct *", "struct task_struct *"]
+    assert arguments[0] == ("task_struct*" if re.search(r"field:.*\bcomm\b.*__data_loc|anon_rss", text) else "int")
+    assert kernel.tracepoint_args("sched_process_fork") == ["task_struct*", "task_struct*"]
 
 
 @needs_btf
@@ -94,7 +92,7 @@ def test_tracepoint_arguments_match_the_record_in_tracefs(kernel: Btf) -> None:
         (lambda b: b.offset("list_head", "next.deeper"), "list_head has no member next.deeper"),
         (lambda b: b.offset("page_counter", "usage.nothing"), "page_counter has no member usage.nothing"),
         (lambda b: b.size("no_such_struct"), "no_such_struct"),
-        (lambda b: b.array_length("list_head", "next"), "list_head member next is struct list_head *, not an array"),
+        (lambda b: b.array_length("list_head", "next"), "list_head member next is list_head*, not an array"),
         (lambda b: b.tracepoint_args("no_such_event"), "no tracepoint no_such_event"),
     ],
 )
