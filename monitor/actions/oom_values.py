@@ -17,11 +17,10 @@ import os
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from monitor.actions.changes import identity_of, opened
 from monitor.actions.ledger import MARKS, SCORES, WRONG, Ledger, Noted, noted_at
@@ -29,9 +28,6 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import CgroupGone, failure
 from monitor.kernel.procfs import Process, directories
-
-if TYPE_CHECKING:
-    from monitor.pods.model import FoundPod
 
 #: The most there is (OOM_SCORE_ADJ_MAX).
 RAISED = 1000
@@ -396,14 +392,10 @@ def _resident(pid: int) -> int:
     return 0
 
 
-class Wanted(NamedTuple):
-    """A process that is to be given a value. ``cgroup``: where it is."""
-
-    pid: int
-    started: int
-    is_now: int
-    should: int
-    cgroup: str
+def seen_now(started: int, is_now: int, should: int, pod: Path, cgroup: str) -> Seen:
+    """A process in ``cgroup`` that is about to be given the value that it should have."""
+    since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+    return Seen(started, is_now, container_of(pod, cgroup), should, since)
 
 
 class ScoreNotes(_Notes):
@@ -413,21 +405,14 @@ class ScoreNotes(_Notes):
         super().__init__(state_dir, SCORES)
         self._marks: dict[Path, Mark] = {}
 
-    def note(self, found: FoundPod, wanted: Collection[Wanted]) -> None:
+    def note(self, cgroup: Path, uid: str, wanted: Mapping[int, Seen]) -> None:
         """Before it is written. Raises OSError, and then nothing may be."""
-        cgroup, identity = found.cgroup, identity_of(found.cgroup)
         mark = self._marks.get(cgroup)
-        if mark is None or mark.identity != identity:
-            mark = self._begin(cgroup, found.pod.uid)
+        if mark is None or mark.identity != identity_of(cgroup):
+            mark = self._begin(cgroup, uid)
             self._marks = {path: one for path, one in self._marks.items() if path.exists()}
-        since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
-        new = {}
-        for one in wanted:
-            known = mark.processes.get(one.pid)
-            is_ours = known is not None and (known.started, known.written) == (one.started, one.is_now)
-            old = known.old if known is not None and is_ours else one.is_now
-            new[one.pid] = Seen(one.started, old, container_of(cgroup, one.cgroup), one.should, since)
         kept, room = mark.processes, mark.room
+        new = {pid: _own(seen, kept.get(pid)) for pid, seen in wanted.items()}
         if len(kept) + len(new) > room:
             kept = running(kept)
             room = 2 * (len(kept) + len(new)) + _ROOM

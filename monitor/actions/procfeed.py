@@ -196,4 +196,4 @@ def open_feed(pins: Pins | None, scores: OomScores, log: Logger) -> ProcessFeed:
             return BpfFeed(pins, scores)
         except MonitorError as error:
             log("warning", "new processes are watched through the process connector", problem=str(error))
-    return ConnectorFeed(scores.on_foreign_process, scores.audit_soon)
+    return ConnectorFeed(scores.on_foreign_process, scores.look_at_all_soon)

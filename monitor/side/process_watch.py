@@ -304,7 +304,7 @@ class ProcessWatch:
         self.marks = VictimMarks(node, log, self.wake) if config.enforce else None
         if self.marks is not None:
             self.marks.start()
-        self.over = OverBudget(node, self.figures, log, self.scores.look_around)
+        self.over = OverBudget(node, self.figures, log, self.scores.look_soon)
         self._feed: ProcessFeed | None = None
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
 

@@ -17,17 +17,15 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from monitor.actions.ledger import SIDE, SOFT, Ledger, this_daemon
-from monitor.actions.oom_values import MarkJournal, ScoreNotes, Wanted
+from monitor.actions.oom_values import MarkJournal, ScoreNotes, seen_now
 from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
-from monitor.pods.model import FoundPod
 from tests.hold.braked import AUTO, PartialBrake
 
 MIB = 1 << 20
@@ -72,7 +70,7 @@ def mark(state: Path, pod: Path) -> Callable[[], object]:
 
 def score(state: Path, pod: Path) -> Callable[[], object]:
     """By its QoS class."""
-    notes, found = ScoreNotes(state), SimpleNamespace(cgroup=pod, pod=SimpleNamespace(uid="uid"))
+    notes = ScoreNotes(state)
     [pid] = cgroup_procs.pids_below(pod)
     with Process(pid) as process:
         started, now = process.started(), process.oom_score_adj()
@@ -80,7 +78,7 @@ def score(state: Path, pod: Path) -> Callable[[], object]:
         assert now is not None
         if now == 1000:  # marked: left alone
             return notes.close
-        notes.note(cast(FoundPod, found), [Wanted(pid, started, now, 500, str(pod))])
+        notes.note(pod, "uid", {pid: seen_now(started, now, 500, pod, str(pod))})
         process.set_oom_score_adj(500)
     return notes.close
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import oom_values
-from monitor.actions.oom_values import MarkJournal, Restored, ScoreNotes, Wanted
+from monitor.actions.oom_values import MarkJournal, Restored, ScoreNotes, Seen
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
@@ -253,7 +253,7 @@ def test_processes_that_ended_do_not_fill_the_note(pod: Path, tmp_path: Path, mo
         scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
         scores.set_pod(found(pod, {"main": pod}))
         for pid in range(1 << 22, (1 << 22) + 40):  # none has these
-            notes.note(found(pod, {}), [Wanted(pid, 1, 100, 1000, str(pod))])
+            notes.note(pod, "u", {pid: Seen(1, 100, 0, 1000)})
         noted = oom_values.noted_in(pod, lambda _: True)
         assert one.pid in noted
         assert len(noted) < 20

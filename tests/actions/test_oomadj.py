@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import oomadj
-from monitor.actions.oom_values import ScoreNotes, Wanted
+from monitor.actions.oom_values import ScoreNotes, seen_now
 from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
@@ -76,9 +76,7 @@ def settle(scores: OomScores) -> int:
     turns = 0
     while (due_ns := scores.due_ns()) is not None:
         time.sleep(due_ns / 1e9)
-        before = len(scores._waiting)
         scores.settle()
-        assert before - len(scores._waiting) <= oomadj._TURN
         turns += 1
     return turns
 
@@ -108,7 +106,7 @@ def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sle
     pod = found(cgroup, {"main": cgroup})
     scores.set_pod(pod)
     scores.set_pod(pod)
-    scores.audit_all()
+    settle(scores)
     assert [(message, fields["pid"]) for _, message, fields in log.lines] == [
         ("oom_score_adj differs from the pod's QoS", pid)
     ]
@@ -117,12 +115,22 @@ def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sle
     assert (scores.mismatches, scores.written) == (1, 0)
 
 
-def test_many_new_processes_are_looked_at_some_in_each_turn(cgroup: Path, log: LogLines) -> None:
+def test_many_new_processes_cost_one_look_and_rarer_ones_of_a_large_pod(
+    cgroup: Path, sleeper: Sleeper, log: LogLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scores = make_scores(False, log)
     scores.set_pod(found(cgroup, {"main": cgroup}))
+    settle(scores)
+    pid = sleeper(cgroup)
     for _ in range(1000):
         scores.on_process(os.getpid(), cgroupfs.cgroup_id(cgroup))
-    assert settle(scores) > 1000 // oomadj._TURN
+    assert log.lines == []
+    assert settle(scores) == 1
+    assert [fields["pid"] for _, _, fields in log.lines] == [pid]
+    monkeypatch.setattr(oomadj, "_PACE_NS", 50 * oomadj._SETTLE_NS)  # for each of its processes
+    scores.look_soon("u")
+    assert (scores.due_ns() or 0) > 40 * oomadj._SETTLE_NS
+    scores.look_soon("uid-nobody")
 
 
 def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
@@ -139,9 +147,6 @@ def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
         scores.settle()
         done.append([pid for pid in pids if read(pid) == 1000])
     assert done == [pids[:2], pids[:4], pids]
-    for _ in range(5):
-        scores.set_pod(found(cgroup, {"main": cgroup}))
-    assert len([pid for _, pid, _ in scores._waiting if pid < 0]) == 1, "a pod that changes often fills no queue"
 
 
 def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: LogLines) -> None:
@@ -151,27 +156,10 @@ def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sl
     settle(scores)
     pid = sleeper(cgroup)
     for _ in range(1000):
-        scores.audit_soon()
+        scores.look_at_all_soon()
     assert log.lines == []
-    assert len(scores._waiting) == 1
-    settle(scores)
+    assert settle(scores) == 1
     assert [fields["pid"] for _, _, fields in log.lines] == [pid]
-
-
-def test_a_pod_with_more_processes_than_are_reported_is_read_in_parts(
-    cgroup: Path, sleeper: Sleeper, log: LogLines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(oomadj, "_SAMPLE", 2)
-    scores = make_scores(True, log)
-    scores.set_pod(found(cgroup, {"main": cgroup}))
-    pids = sorted(sleeper(cgroup) for _ in range(5))
-    done = []
-    for _ in range(4):
-        scores.look_around("u")
-        done.append([pid for pid in pids if read(pid) == 1000])
-    assert [len(each) for each in done] == [2, 4, 5, 5]
-    assert done[0] == pids[:2]
-    scores.look_around("uid-nobody")
 
 
 def test_a_pod_without_values_is_not_walked(cgroup: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +170,7 @@ def test_a_pod_without_values_is_not_walked(cgroup: Path, log: LogLines, monkeyp
     monkeypatch.setattr(oomadj.cgroup_procs, "processes", lambda path, most: walked.append(path) or [])
     scores = make_scores(True, log)
     scores.set_pod(service)
-    scores.look_around("u")
-    scores.audit_all()
+    settle(scores)
     assert walked == []
     scores.set_pod(found(cgroup, {"main": cgroup}))
     assert walked == [cgroup]
@@ -243,8 +230,7 @@ def test_a_process_that_left_the_pod_is_left_alone(
     scores.set_pod(found(pod, {"main": pod}))
     for pid in (gone, stays):  # as the kernel reported it when the first one still was in the pod
         scores.on_process(pid, cgroupfs.cgroup_id(pod))
-    scores._waiting = type(scores._waiting)((0, pid, uid) for _, pid, uid in scores._waiting)
-    scores.settle()
+    settle(scores)
     assert read(gone) == before
     assert {fields["pid"] for _, _, fields in log.lines} == {stays}
     assert read(stays) == (1000 if enforce else before)
@@ -259,7 +245,8 @@ def test_a_process_that_leaves_while_it_is_written_gets_its_value_back(
     scores = make_scores(True, log)
     scores.set_pod(found(pod, {"main": pod}))
     with Process(pid) as process:
-        scores._write(scores._pods["u"], process, Wanted(pid, process.started() or 0, before, 1000, str(pod)))
+        seen = seen_now(process.started() or 0, before, 1000, pod, str(pod))
+        scores._write(scores._pods["u"], process, seen)
     assert (read(pid), scores.written) == (before, 0)
 
 

@@ -281,7 +281,7 @@ def test_a_right_that_is_missing_in_one_namespace(
 def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
     found = evicted(api)
     uid = api.store.get(("pods", namespace, name))["metadata"]["uid"]
-    return record_of(replace(found, id="2", pod=Pod(name=name, namespace=namespace, uid=uid)), 1_800_000_100.25)
+    return record_of(replace(found, pod=Pod(name=name, namespace=namespace, uid=uid)), 1_800_000_100.25)
 
 
 def _phase(api: FakeApiServer) -> str:

@@ -224,7 +224,7 @@ class Metrics(Collector):
         text = "Records written by the BPF programs, and read by the hot process."
         yield counter("records", text, records, "kind", "side")
         lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.figures.lost()
-        lost |= {"log": self.log.dropped, "files": self.files.dropped, "processes": self.processes.scores.skipped}
+        lost |= {"log": self.log.dropped, "files": self.files.dropped}
         yield counter("events_lost", "Records dropped at a full ring, channel or queue.", lost, "where")
         dropped = {name: stats.get(f"dropped_{name}") for name in MESSAGES}
         text = "Messages to the helper process that were dropped, by type."
