@@ -167,7 +167,6 @@ def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench,
     scores.set_pod(FoundPod(replace(pod("a", container(memory="512Mi")), uid="a"), cgroup, {"c": cgroup}))
     assert bench.values[0] == 500
     scores.raised = bench.state("a")
-    scores.audit_all()
     scores.on_process(bench.processes["a"].pid, cgroupfs.cgroup_id(cgroup))
     assert (bench.values[0], len(log.lines)) == (1000, 1)
     bench.write("a", 700)  # by another process, meanwhile
