@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from monitor.actions.oomadj import Logger, OomScores
+from monitor.actions.oomadj import OomScores
 from monitor.errors import CannotError, MonitorError
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class BpfFeed:
     def fileno(self) -> int:
         return self._ring.fileno()
 
-    def consume(self) -> int:
-        """Take the waiting records (at most 256; the ring stays readable for the rest); how many there were."""
-        return self._ring.consume(_BATCH)
+    def consume(self) -> None:
+        """Take the waiting records (at most 256; the ring stays readable for the rest)."""
+        self._ring.consume(_BATCH)
 
     def close(self) -> None:
         """Detach the programs."""
@@ -110,9 +110,8 @@ class ConnectorFeed:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def consume(self) -> int:
-        """Take the waiting events (at most 256 datagrams); how many concerned a new process."""
-        taken = 0
+    def consume(self) -> None:
+        """Take the waiting events (at most 256 datagrams)."""
         for _ in range(_BATCH):
             try:
                 data = self._socket.recv(4096)
@@ -125,9 +124,7 @@ class ConnectorFeed:
                 continue
             pid = new_process(data)
             if pid is not None:
-                taken += 1
                 self._on_process(pid)
-        return taken
 
     def close(self) -> None:
         """Close both descriptors, which unsubscribes; asking for it waits for an answer that need not come."""
@@ -189,11 +186,6 @@ def new_process(datagram: bytes) -> int | None:
 ProcessFeed = BpfFeed | ConnectorFeed
 
 
-def open_feed(pins: Pins | None, scores: OomScores, log: Logger) -> ProcessFeed:
-    """The BPF feed, or the connector where there is no BPF. Raises MonitorError if neither works."""
-    if pins is not None:
-        try:
-            return BpfFeed(pins, scores)
-        except MonitorError as error:
-            log("warning", "new processes are watched through the process connector", problem=str(error))
-    return ConnectorFeed(scores.on_foreign_process, scores.look_at_all_soon)
+def open_feed(pins: Pins | None, scores: OomScores) -> ProcessFeed:
+    """The BPF feed, or the connector where there is no BPF. Raises MonitorError."""
+    return ConnectorFeed(scores.on_foreign_process, scores.look_at_all_soon) if pins is None else BpfFeed(pins, scores)

@@ -312,7 +312,7 @@ class ProcessWatch:
         from monitor.actions import procfeed
 
         try:
-            self._feed = procfeed.open_feed(self.figures.pins, self.scores, self.log)
+            self._feed = procfeed.open_feed(self.figures.pins, self.scores)
         except MonitorError as error:
             self.log.warning("new processes in pods are only seen when a pod changes", problem=str(error))
 
