@@ -153,11 +153,8 @@ def enable_below(change: Change) -> Iterator[None]:
     for path in cgroupfs.below(Path(change.path)):
         try:
             if _is_disabled(path):
-                fd = os.open(path / _OOM_CONTROL, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
+                with opened(path / _OOM_CONTROL, os.O_WRONLY) as fd:
                     os.write(fd, b"0")
-                finally:
-                    os.close(fd)
         except OSError as error:
             if error.errno not in cgroupfs.GONE:
                 raise
@@ -174,29 +171,23 @@ def _is_disabled(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """The directory itself: what is opened below it is of this cgroup, whatever appears under its path meanwhile."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def opened(path: Path | str, flags: int = os.O_RDONLY | os.O_DIRECTORY, below: int | None = None) -> Iterator[int]:
+    """The directory itself: what is opened ``below`` it is of this cgroup, whatever its path leads to meanwhile."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
     try:
-        yield directory
+        yield fd
     finally:
-        os.close(directory)
+        os.close(fd)
 
 
 def _read(directory: int, file: str) -> str:
-    fd = os.open(source_of(file), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with opened(source_of(file), os.O_RDONLY, directory) as fd:
         return value_of(file, os.read(fd, 4096).decode(errors="replace"))
-    finally:
-        os.close(fd)
 
 
 def _write(directory: int, file: str, value: str) -> None:
-    fd = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with opened(file, os.O_WRONLY, directory) as fd:
         os.write(fd, value.encode())
-    finally:
-        os.close(fd)
 
 
 def parsed(made: dict[str, Any]) -> Change:

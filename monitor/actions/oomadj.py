@@ -219,11 +219,8 @@ class OomScores:
             container = next((name for name, own in containers if path.is_relative_to(own)), None)
             if container is None and path.parent == pod.found.cgroup and is_sandbox(self.hierarchy, path):
                 return None  # the runtime's value (-998) stays; as any process can call itself pause
-            return self._compare(pod, process, container, str(path))
-
-    def _compare(self, pod: _PodScores, process: Process, container: str | None, path: str) -> Seen | None:
+            is_now, started = process.oom_score_adj(), process.started()
         should = pod.default if container is None else pod.scores.get(container)
-        pid, is_now, started = process.pid, process.oom_score_adj(), process.started()
         if should is None or is_now is None or started is None or is_now == should:
             return None
         if (pid, is_now) not in pod.reported:
@@ -234,7 +231,7 @@ class OomScores:
             whose = {"pod": pod.label, "uid": pod.found.pod.uid, "container": container, "pid": pid}
             values = {"is_now": is_now, "should_be": should, "qos": self.era.qos_class(pod.found.pod)}
             self.log("info", "oom_score_adj differs from the pod's QoS", **whose, **values)
-        return seen_now(started, is_now, should, pod.found.cgroup, path)
+        return seen_now(started, is_now, should, pod.found.cgroup, str(path))
 
     def _write(self, pod: _PodScores, process: Process, seen: Seen) -> None:
         try:
