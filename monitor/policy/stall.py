@@ -241,7 +241,7 @@ def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[s
         return Cause(lacks.uid, lacks.limit, max(0, grew.get(lacks.uid, 0)))
     if not lacks.size:  # not known: any growth would explain it
         return Cause("", UNKNOWN)
-    least = max(LEAST_GREW, int(lacks.size * EXPLAINS), max(outside, *grew.values()) // 2)
+    least = max(LEAST_GREW, int(lacks.size * EXPLAINS), max(0, outside, *grew.values()) // 2)
     able = {uid for uid, more in grew.items() if more >= least and uid != lacks.uid}
     found = next((uid for uid in order if uid in able), "")
     if found:

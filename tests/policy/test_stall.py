@@ -190,6 +190,7 @@ def test_without_samples_of_a_whole_window_nothing_is_known() -> None:
         (Lacks("reader", limit=THROTTLED), {"reader": -5}, 0, Cause("reader", THROTTLED)),
         (Lacks("reader", 0, 6 * MIB), {"hog": 5 * MIB}, 0, Cause("hog", GREW, 5 * MIB)),
         (Lacks("reader"), {"hog": 0}, 0, Cause("", UNKNOWN)),
+        (Lacks("reader", 30 * MIB), {}, 0, Cause("", UNKNOWN)),
         (Lacks("", 0, 30 * MIB), {"reader": 0, "hog": 11 * MIB}, 0, Cause("hog", GREW, 11 * MIB)),
     ],
 )
