@@ -1,9 +1,12 @@
 """A real OOM kill in a cgroup, a real daemon and a real Alertmanager: from the kernel to the alert."""
 
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
 
+from monitor.kernel.sched import HURRIED
 from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.alerts.services import Alertmanager
@@ -24,3 +27,20 @@ def test_a_lost_race_is_an_alert_also_where_the_receiver_was_down(node: LabNode,
             (alert,) = live.until(lambda: alertmanager.alerts("OutraceOOMKill", pod="first"), "the alert")
             assert (alert["labels"]["namespace"], alert["labels"]["domain"]) == ("lab", "node")
             assert alert["annotations"]["summary"]
+
+
+def test_who_brings_an_alert_goes_before_ordinary_threads(node: LabNode) -> None:
+    url = "http://127.0.0.1:9"
+    with live.daemon(node, "--eviction-hard", "memory.available<1Mi", "--alertmanager", url) as daemon:
+        (side,) = live.children(daemon.pid)
+
+        def nice() -> list[int]:
+            found = []
+            for tid in Path(f"/proc/{side}/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):  # a thread that ended meanwhile
+                    found.append(os.getpriority(os.PRIO_PROCESS, int(tid.name)))
+            return sorted(found)
+
+        # The loop, the judge, the one receiver, what slows held pods; all others are as they were.
+        live.until(lambda: nice().count(HURRIED) == 4, "four threads in a hurry")
+        assert set(nice()) == {HURRIED, 0}

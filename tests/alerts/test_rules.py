@@ -57,6 +57,12 @@ def test_the_rules_and_examples_are_valid_and_the_unit_tests_pass() -> None:
     accepted("promtool", "test", "rules", UNIT_TESTS)
 
 
+def test_what_outrace_pushes_inhibits_the_same_alert_of_a_rule() -> None:
+    example = yaml.safe_load((DEPLOY / "alertmanager" / "alertmanager.yml").read_text())
+    by_source = {"source_matchers": ['source="push"'], "target_matchers": ['source="rule"']}
+    assert {**by_source, "equal": ["alertname", "node"]} in example["inhibit_rules"]
+
+
 def test_every_alert_is_seen_to_fire_not_to_fire_and_to_end() -> None:
     seen: dict[str, list[bool]] = {name: [] for name in rules()}
     for case in yaml.safe_load(UNIT_TESTS.read_text())["tests"]:

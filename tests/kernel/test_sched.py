@@ -3,10 +3,12 @@
 import json
 import os
 import sys
+import threading
 from typing import Any
 
 import pytest
 
+from monitor.kernel.sched import HURRIED, hurry, take_time
 from tests import live
 from tests.commands import run as run_command
 
@@ -155,3 +157,18 @@ def test_no_page_of_the_program_has_to_be_read_in_the_shortage() -> None:
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (5, 14):
         pytest.skip("madvise(MADV_POPULATE_READ) is of Linux 5.14")
     assert run(ABSENT) == {}
+
+
+def test_a_thread_may_go_back() -> None:
+    seen: list[int] = []
+
+    def run() -> None:
+        for step in (hurry, take_time):
+            step()
+            seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == ([HURRIED, 0] if os.geteuid() == 0 else [0, 0])
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == 0
