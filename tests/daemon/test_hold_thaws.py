@@ -4,7 +4,7 @@ that can be moved.
 The brake is a stand-in here; the real one is in tests/daemon/test_hold_brakes.py, real execs in tests/runtimes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from monitor.hold.brakes import KILL, REPORTS
 from monitor.hold.pod_brake import Braked
 from monitor.link.messages import KubeletEviction, PodHeld, PodSeen
-from tests.daemon.hold_world import ABOVE, BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported
+from tests.daemon.hold_world import BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
 
@@ -30,30 +30,10 @@ def thaws(brake: StandInBrake) -> int:
     return sum(how == "thaw" for how, _ in brake.log)
 
 
-def waits_frozen(brake: StandInBrake) -> Callable[[], bool]:
-    """What a look at it finds, whenever it is stopped."""
-    return lambda: brake.log[-1][0] == "apply"
-
-
 def both_held(world: World, available: int) -> None:
     """The hog and the database grew."""
     both_grow(world, available)
     assert [one.pod for one in reported(world, PodHeld)] == [HOG, DB]
-
-
-def growing(world: World, uids: Sequence[str], gib_per_s: int) -> Callable[[int], None]:
-    """For `follow`: these grow at that rate while they run, up to their cap."""
-
-    def grow(waited: int) -> None:
-        for uid in uids:
-            (how, _), index = world.brakes[uid].log[-1], world.registry.by_uid[uid].index
-            if how == "thaw":
-                cap = next(cap for how, cap in reversed(world.brakes[uid].log) if how == "apply")
-                more = max(0, min(cap - world.table.sets[index], gib_per_s * waited * (1 << 30) // SECOND))
-                world.table.sets[index] += more
-                world.working_set += more
-
-    return grow
 
 
 def follow(world: World, ns: int, each: Callable[[int], None] = lambda _: None) -> None:
@@ -127,59 +107,6 @@ def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:
     made = world.holds._brakes
     world.brakes[DB].runs, world.brakes[DB].looked_ns = True, world.now_ns
     assert [made.due((HOG, DB), world.now_ns + SECOND) for _ in range(2)] == [DB, HOG]
-
-
-@pytest.mark.parametrize("gib_per_s", [3, 6, 12])
-def test_what_it_takes_meanwhile_is_no_growth_that_the_policy_has_to_end(world: World, gib_per_s: int) -> None:
-    """All of it leaves more than the kill threshold. Taken for growth it raised that line."""
-    both_held(world, 99)
-    brake, index = world.brakes[HOG], world.registry.by_uid[HOG].index
-    world.brakes[DB].waits_for_thaw = lambda: KILL if thaws(world.brakes[DB]) == 0 else ""
-    brake.waits_for_thaw = waits_frozen(brake)
-    follow(world, SECOND // 5, growing(world, (HOG,), gib_per_s))
-    assert thaws(brake)
-    assert world.table.sets[index] > 210 * MIB
-    assert world.sent == [], "no pod is killed"
-
-
-@pytest.mark.parametrize("killed", [(HOG, DB), (DB,), (HOG,)])
-@pytest.mark.parametrize(("idle", "gib_per_s"), [(False, 3), (True, 3), (True, 10)])
-def test_who_runs_for_a_sigkill_again_and_again_takes_nobodys_memory(
-    world: World, killed: tuple[str, ...], idle: bool, gib_per_s: int
-) -> None:
-    """Their caps are of frozen pods, which may have all that is left together: below those, at 3 GiB/s, they had it,
-    and an innocent pod that comes before them was killed.
-    """
-    if idle:
-        world.put(2, -10, 0, "BestEffort", False, 50)
-        world.run(300, False)
-    both_held(world, 99)
-    for uid in killed:
-        world.brakes[uid].waits_for_thaw = waits_frozen(world.brakes[uid])
-
-    follow(world, 10 * SECOND, growing(world, killed, gib_per_s))
-    assert all(thaws(world.brakes[uid]) > 85 for uid in killed), "ten times a second, as often as it is looked at"
-    assert world.sent == [], "no pod is killed"
-    assert CAPACITY - world.working_set > 24.75 * MIB, "the second line"
-
-
-def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) -> None:
-    """Its figures of pods are older than its node signal, so it would evict another one."""
-    world.put(2, -10, 0, "BestEffort", False, 50)
-    world.run(300, False)
-    world.wait(SECOND // 10)
-    for number, (priority, has) in enumerate(((0, 200), (1000, 301), (-10, 150))):
-        world.put(number, priority, 0, "BestEffort", False, has)
-    world.run(ABOVE, True)
-    held = [one.pod for one in reported(world, PodHeld)]
-    assert len(held) == 3
-    assert {one.step for one in reported(world, PodHeld)} == {"above"}
-    for uid in held:
-        world.brakes[uid].waits_for_thaw = waits_frozen(world.brakes[uid])
-
-    follow(world, 3 * SECOND, growing(world, held, 100))
-    assert CAPACITY - world.working_set > 100 * MIB
-    assert world.sent == []
 
 
 def test_who_runs_is_stopped_before_another_is_let_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
