@@ -19,7 +19,7 @@ from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_request
 from tests import live
 from tests.pods.unit_tree import pods
-from tests.runtimes import containerd, images
+from tests.runtimes import images
 from tests.runtimes import podman as runtime
 from tests.runtimes.conftest import pause as pause
 from tests.runtimes.podman import Podman
@@ -35,7 +35,7 @@ def podman(pause: Path) -> Iterator[Podman]:
     runtime.check()
     with (
         tempfile.TemporaryDirectory(prefix="p") as directory,  # podman takes no runroot of more than 50 characters
-        containerd.parent_cgroup() as parent,
+        runtime.parent_cgroup() as parent,
         pytest.MonkeyPatch.context() as environment,
         Podman(Path(directory), Path(directory, "r"), parent, environment, driver="vfs") as made,
     ):

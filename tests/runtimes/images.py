@@ -1,4 +1,4 @@
-"""Images made here, as archives that containerd and podman load: one layer with a static program, and ballast."""
+"""Images made here, as archives that podman loads: one layer with a static program, and ballast."""
 
 import hashlib
 import io

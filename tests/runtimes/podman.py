@@ -2,23 +2,50 @@
 
 import json
 import os
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
+from monitor.kernel import cgroupfs
+from monitor.lab import janitor
 from tests import live
-from tests.runtimes.containerd import need
+from tests.own_cgroups import removed_with_session
 
 #: podman needs a runtime that knows this machine's cgroups, and the pause of its pods.
 NEEDED = {"podman": "podman", "runc": "runc", "catatonit": "catatonit"}
 
 
+def need(programs: Mapping[str, str], path: str | None = None) -> None:
+    """Skip the test where one of the programs (name -> package) is missing, or root's rights are."""
+    if os.geteuid() != 0:
+        pytest.skip("not root: cannot run containers")
+    if missing := sorted({package for name, package in programs.items() if not shutil.which(name, path=path)}):
+        pytest.skip(f"apt-get install --no-install-recommends {' '.join(missing)}")
+
+
 def check() -> None:
     """Skip the test where podman cannot be had."""
     need(NEEDED, path=f"{os.environ['PATH']}:/usr/libexec/podman")
+
+
+@contextmanager
+def parent_cgroup() -> Iterator[str]:
+    """A cgroup for pods, by its path in every hierarchy."""
+    with live.cgroup("podman") as path:
+        # Runtimes make it in the other controllers' trees of cgroup v1 as well.
+        others = [root / path.name for root in cgroupfs.detect().root.parent.glob("*/") if root / path.name != path]
+        for other in others:
+            removed_with_session(other)
+        try:
+            yield f"/{path.name}"
+        finally:
+            removed = [janitor.remove_tree(str(other)) for other in others]  # all, whatever becomes of the first
+            assert all(removed), "a cgroup of a runtime is still used"
 
 
 class Podman:

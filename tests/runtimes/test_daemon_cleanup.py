@@ -14,7 +14,7 @@ from tests.commands import run
 from tests.daemon.hot_node import hot_node
 from tests.deploy.test_capabilities import only
 from tests.filesystems import Mounts
-from tests.runtimes import containerd, images, podman
+from tests.runtimes import images, podman
 from tests.runtimes.podman import Podman
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -30,7 +30,7 @@ node = live.fixture(hot_node)
 def runtime(tmp_path: Path, pause: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Podman]:
     """On a disk of 64 MiB: a container that runs, one that ended and left 8 MiB and 200 files, an unused image."""
     podman.check()
-    with Mounts() as mounts, containerd.parent_cgroup() as parent:
+    with Mounts() as mounts, podman.parent_cgroup() as parent:
         store = mounts.ext4("store", 64 * MI, "-N", "2048")
         with Podman(store, tmp_path / "r", parent, monkeypatch) as made:
             for name, size, files in ((HOLDER, 0, 0), (USED, MI, 0), (DEAD, 2 * MI, 0), (OLD, 6 * MI, 300)):
