@@ -102,12 +102,6 @@ def test_the_machines_capacity_is_without_huge_pages(monkeypatch: pytest.MonkeyP
     assert (node.capacity, len(reads)) == (16 * GIB, apart)
 
 
-def test_only_the_machine_is_without_huge_pages(tmp_path: Path) -> None:
-    """A cgroup's limit is for other memory than that."""
-    for policy, node, apart in (("1.37", None, True), ("1.36", None, False), ("1.37", str(tmp_path), False)):
-        assert RunConfig(policy=f"kubelet-{policy}", node_cgroup=node).huge_pages_apart is apart
-
-
 @pytest.mark.parametrize("node", [None, "/sys/fs/cgroup/none"])
 def test_scores_are_of_the_whole_memory(node: str | None, tmp_path: Path) -> None:
     """As a kubelet's oom_score_adj, huge pages or not; of a node that is a cgroup they are of its limit."""

@@ -87,28 +87,6 @@ def test_a_side_that_does_not_even_die_is_replaced(node: LabNode) -> None:
 
 
 @pytest.mark.once
-def test_a_killed_side_is_started_again_and_hot_goes_on(node: LabNode) -> None:
-    pod, other = node.add_pod("hog"), node.add_pod("other")
-    with live.daemon(node, "--enforce", *hard(64)) as daemon:
-        hog = node.start_hog(pod, mib=CROSSES)
-        side = side_of(daemon)
-        since = len(daemon.log)
-        # Gone while the daemon has no helper: forgotten when the next one reports what there is.
-        os.kill(side, signal.SIGKILL)
-        other.manifest.unlink()
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        assert node.oom_kills() == 0
-        live.message(daemon, "pod found", since, uid=pod.uid)
-        live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
-        assert side_of(daemon) != side
-        assert (live.metric(daemon, "pods"), live.metric(daemon, "side_starts_total")) == (1, 2)
-        live.killed_hog(node, pod, CROSSES)
-        evicted(daemon, pod, since)
-        live.ended(daemon)
-
-
-@pytest.mark.once
 def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> None:
     pod = node.add_pod("hog")
     with live.daemon(node, *IN_KERNEL, *hard(16)) as daemon:

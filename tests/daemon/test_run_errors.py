@@ -80,25 +80,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("run", "--enforce=true"), "does not take a value; see --help"),
-        (("run", "--eviction-max-pod-grace-period", "x"), "'x' is not a valid integer; see"),
-        (("run", "--kernel-memcg-notification=maybe"), "--kernel-memcg-notification: 'maybe' is not true or false"),
-        (("run", "--eviction-hard", "memory.available<1\nx"), "--eviction-hard: memory.available: 1 x: "),
-        (("run", "--kubelet-config", "/no/such/file"), "/no/such/file: cannot be read"),
-        (("run", "--listen", "\udcff"), "--listen: "),
-        (("bench", "nope"), "No such command 'nope'; see `outrace bench --help`"),
-    ],
-)
-def test_a_wrong_command_line_is_one_line_and_ends_with_2(
-    arguments: tuple[str, ...], expected: str, started: list[RunConfig]
-) -> None:
-    refused(called(*arguments), 2, expected)
-    assert started == []
-
-
-@pytest.mark.parametrize(
     ("forms", "value"),
     [
         ((), None),

@@ -200,16 +200,6 @@ def test_a_value_that_there_is_not_is_refused(option: str, problem: str) -> None
     assert problem in done.stderr
 
 
-def test_what_signals_and_changes_pods_is_there_where_a_mode_does() -> None:
-    def capabilities(objects: list[Object]) -> set[str]:
-        return set(daemon(objects)[1]["securityContext"]["capabilities"]["add"])
-
-    acts = {"KILL", "SYS_RESOURCE", "DAC_OVERRIDE"}
-    observes = capabilities(base())
-    assert not observes & acts
-    assert capabilities(enforce()) == observes | acts
-
-
 def test_eviction_by_the_api_has_its_right_and_no_other_mode_has() -> None:
     def evicts(*options: str) -> bool:
         return "pods/eviction" in str(by_name(chart(*options))["ClusterRole", "outrace"])

@@ -110,19 +110,6 @@ def test_a_full_disk(node: LabNode, runtime: Podman, tmp_path: Path, enough: str
     assert runtime.image_names() == {USED, DEAD}
 
 
-def test_while_observing_nothing_is_removed(node: LabNode, runtime: Podman, tmp_path: Path) -> None:
-    process = node.start_hog(with_files(node, runtime, 1, 10), mib=1)
-    threshold = f"nodefs.available<{free(runtime, False) + MI}"
-    before = runtime.names(), runtime.image_names()
-    with live.daemon(node, *options(runtime, threshold), state_dir=tmp_path / "state") as daemon:
-        wanted = live.message(daemon, "would evict", signal="nodefs.available")
-        assert wanted["cleanup"] == [IMAGES]
-        assert f"the node would first clean up: {IMAGES}" in live.outrace("explain", asking=daemon).stdout
-        live.ended(daemon)
-    assert live.alive(process.pid)
-    assert (runtime.names(), runtime.image_names()) == before
-
-
 def test_podman_removes_whole_layers_with_the_capabilities_of_the_unit(runtime: Podman) -> None:
     """Without CAP_FOWNER it removes half of a layer, and then not even lists what is left."""
     unit = (live.ROOT / "deploy/systemd/outrace.service").read_text()
