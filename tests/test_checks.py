@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from monitor.cli.main import BENCHES, COMMANDS
 from monitor.errors import EXIT_CANNOT, EXIT_FINDINGS, EXIT_OK
-from tests.commands import ROOT, run, script
+from tests.commands import called, script
 
 command_lines, documents, lanes, layering, seeds, way = (
     script(name, "scripts/checks") for name in ("command_lines", "documents", "lanes", "layering", "seeds", "way")
@@ -155,7 +154,7 @@ def test_a_command_that_only_reads_runs(line: str, tmp_path: Path) -> None:
     """As it is written, with a state directory of its own: on a developer's machine a daemon may use the usual one."""
     words = shlex.split(line)[1:]
     own = ["--state-dir", str(tmp_path)] if words[0] in ("doctor", "top", "explain", "incidents") else []
-    done = run(sys.executable, "-m", "monitor.cli.main", *words, *own, cwd=ROOT)
+    done = called(*words, *own)
     assert done.returncode in (EXIT_OK, EXIT_CANNOT, EXIT_FINDINGS), done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout + done.stderr or words == ["config", "check"], "silent, and not because nothing is wrong"
@@ -167,6 +166,6 @@ def test_there_are_commands_to_run() -> None:
 
 @pytest.mark.parametrize("path", [*([name] for name in COMMANDS), *(["bench", name] for name in BENCHES)])
 def test_every_command_explains_itself(path: list[str]) -> None:
-    done = run(sys.executable, "-m", "monitor.cli.main", *path, "--help", cwd=ROOT)
+    done = called(*path, "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"Usage: outrace {' '.join(path)}")

@@ -126,17 +126,6 @@ def test_tests_that_fail_by_themselves_prove_nothing(
     assert (code, [*verdicts.values()]) == (2, ["survived"])
     assert "fails without any mutation, and is left out: tests/policy/test_limit.py::test_red\n" in said
 
-    ended_badly = "def pytest_sessionfinish(session):\n    session.exitstatus = 1\n"
-    (project / "tests/policy/test_limit.py").write_text(TESTS)
-    (project / "tests/conftest.py").write_text(ended_badly)
-    code, verdicts, _ = run(monkeypatch, capsys, "monitor/limit.py", "--only=used >= limit")
-    assert (code, [*verdicts.values()]) == (2, ["broken"]), "no test has failed"
-    (project / "tests/conftest.py").unlink()
-
-    (project / "tests/policy/test_limit.py").write_text("def test_red() -> None:\n    assert False\n")
-    code, verdicts, _ = run(monkeypatch, capsys, "faults", "--only=0000001")
-    assert (code, [*verdicts.values()]) == (2, ["broken"])
-
 
 def test_a_fault_is_found_by_its_text_and_named_where_that_is_gone(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -29,19 +29,6 @@ def test_the_drawings_are_what_is_drawn(path: Path) -> None:
     assert path.read_text() == DRAWN[path](), "run .venv/bin/python -m scripts.drawings"
 
 
-def test_the_record_is_of_a_race_lost_and_of_the_same_race_won(record: Any) -> None:
-    lost, won = record["observe"]["incident"], record["enforce"]["incident"]
-    assert lost["observed"]
-    assert [victim["pod"] for victim in lost["oom_victims"]] == ["shop/db"]
-    assert won["verdict"] == "eviction_won"
-    assert not won["observed"]
-    assert won["oom_victims"] == []
-    assert [evicted["pod"] for evicted in won["evicted"]] == ["jobs/batch"]
-    least = {how: min(mib for _, mib in record[how]["available_mib"]) for how in ("observe", "enforce")}
-    assert least["observe"] < 1
-    assert least["enforce"] > 20
-
-
 def test_it_says_the_figures_of_the_incidents_and_needs_no_other_file(record: Any) -> None:
     source = PICTURE["PICTURE"].read_text()
     words = [element.text for element in ElementTree.fromstring(source).iter() if element.tag.endswith("text")]

@@ -90,7 +90,7 @@ def test_what_pytest_finds_left_behind_is_broken(tmp_path: Path, monkeypatch: py
 def test_a_race_that_is_still_run_when_time_is_over_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "def test_late(): assert 0, 'late'\ndef test_endless(): time.sleep(1000)\n"
     written(tmp_path, monkeypatch, text)
-    monkeypatch.setattr(races, "MORE_S", 8.0)  # in which pytest starts
+    monkeypatch.setattr(races, "MORE_S", 5.0)  # in which pytest starts
     found = races.tests(["test_it.py"], tmp_path / "junit.xml", within=1)
     assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
     assert not found.broken

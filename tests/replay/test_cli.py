@@ -10,6 +10,7 @@ import pytest
 
 from monitor.settings.config import RunConfig
 from tests import live
+from tests.commands import called
 from tests.replay.test_passes import BEGIN, SCRIPT, lived
 
 
@@ -20,25 +21,20 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "rec"
 
 
-def test_another_configuration_is_refused_with_what_to_use_instead(path: Path) -> None:
-    done = live.outrace("replay", str(path), "--eviction-hard", "memory.available<50Mi")
-    live.one_line(done, 2, "`outrace replay --eviction-hard` is gone: use `outrace incidents advise`")
-
-
 def test_damage_is_reported_after_what_could_be_read(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
-    done = live.outrace("replay", str(path))
+    done = called("replay", str(path))
     assert done.returncode == 1
     assert "passes" in done.stdout
     [line] = done.stderr.splitlines()
     assert line.startswith(f"outrace: error: {path}: damaged at byte ")
     assert line.endswith("; what came before it was replayed")
-    found = json.loads(live.outrace("replay", str(path), "-o", "json").stdout)
+    found = json.loads(called("replay", str(path), "-o", "json").stdout)
     assert f"byte {found['damage']['offset']}, record {found['damage']['record']}" in line
 
 
 def test_piped(path: Path) -> None:
-    whole = live.outrace("replay", str(path), "-o", "json").stdout
+    whole = called("replay", str(path), "-o", "json").stdout
     command = [sys.executable, "-c", live.CLI, "replay", "-", "-o", "json"]
     piped = subprocess.run(command, input=path.read_bytes(), capture_output=True, env=live.environment(), check=True)
     assert piped.stdout.decode() == whole
@@ -46,4 +42,4 @@ def test_piped(path: Path) -> None:
 
 def test_a_fifo_without_a_writer_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rec")
-    live.one_line(live.outrace("replay", str(tmp_path / "rec")), 1, "not a regular file", "name a file that")
+    live.one_line(called("replay", str(tmp_path / "rec")), 1, "not a regular file", "name a file that")

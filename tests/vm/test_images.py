@@ -14,8 +14,6 @@ import guest
 import images
 import pytest
 
-from tests.commands import ROOT
-
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git: apt-get install git")
 
 
@@ -43,21 +41,6 @@ def test_an_image_made_from_something_else_is_not_used(tmp_path: Path) -> None:
     assert image.release == "6.1.0-1-cloud-amd64"
     (builder.place / "stamp").write_text(f"{'0' * 64} 6.1.0-1-cloud-amd64\n")
     assert builder.cached() is None
-
-
-def test_the_word_goes_to_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a guest before the caller's own words, which may set others; and of Vagrant's machine."""
-    assert all(guest.RUNGS[family.kernel] for family in (*images.OLDER, *images.FAMILIES))
-    ran: list[str] = []
-    monkeypatch.setattr(guest, "watch", lambda command, *_: ran.append(command[-1]) or (None, 1.0))
-    monkeypatch.setattr(guest, "RESULTS_SIZE", images.MIB)  # nothing comes back
-    image = images.Image(images.choose(["6.12"])[0], tmp_path / "disk.img", tmp_path / "vmlinuz", "6.12.1")
-    for append in ("", "outrace.rungs=kprobe"):
-        guest.boot(image, "true", guest.Options(append=append, accel="tcg"), tmp_path / "results", lambda _: None)
-    plain, other = (words.split() for words in ran)
-    assert [word for word in plain if "rungs" in word] == ["outrace.rungs=kprobe"]
-    assert [word for word in other if "rungs" in word] == ["outrace.rungs=", "outrace.rungs=kprobe"]
-    assert '#{ENV.fetch("OUTRACE_WORDS")}"' in (ROOT / "vagrant/offline/Vagrantfile").read_text()
 
 
 def test_the_guest_gets_the_files_of_the_tree_links_as_links_and_nothing_built(tmp_path: Path) -> None:

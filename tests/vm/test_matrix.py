@@ -32,24 +32,14 @@ def test_a_guest_runs_the_kernel_tests_and_a_small_one_those_that_take_all_memor
         command = suites.guest_command(options(), kernel.on(family))
         left_out = {one for one in suites.ONE_GUEST if f" and not {one} " in command}
         assert left_out == {one for one, kernel_of in suites.ONE_GUEST.items() if kernel_of != family.kernel}
-    (quick,) = suites.suites(options("--quick"))
-    assert [quick.on(family).selection.partition(" -k ")[2] for family in images.FAMILIES] == [
-        "",
-        "",
-        "'not (kprobe)'",
-    ]
     everything, *others = suites.suites(options("--alike"))
     assert (everything.on(images.FAMILIES[0]), small.on(images.FAMILIES[0]), others) == (everything, small, [small])
-    assert " not races" not in suites.suites(options("--all"))[0].selection
-    assert (kernel.memory_mib, small.memory_mib) == (None, 512)
     # What cannot be taken back is the last thing a guest does.
     last = "tests/lab/test_panic_on_oom.py tests/lab/test_swap.py tests/lab/test_lockdown.py\n"
     assert last in suites.guest_command(options(), small)
     named = set(kernel.selection.split())
-    assert {"tests/kernel/test_oom.py", "tests/kernel/test_btf.py", "tests/lab/test_scenarios.py"} <= named
+    assert "tests/kernel/test_oom.py" in named
     assert not {"tests/policy/test_ranking.py", "tests/race/test_laws.py"} & named
-    once = "tests/daemon/test_supervise.py"  # all of it
-    assert (once in named, once in everything.selection.split()) == (False, True)
     (asked,) = suites.suites(options("--", "-k", "oom"))
     assert "--require-kernel -k oom\n" in suites.guest_command(options("--", "-k", "oom"), asked)
     (shell,) = suites.suites(options("--command", "true"))
