@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 from monitor.hot.polled_records import PolledRecords
 from monitor.link.messages import LogLine
@@ -31,7 +31,7 @@ def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: A
         **{
             "node_cgroup": "",
             "huge_pages_apart": False,
-            "cgroup_root": "/no-kubepods",
+            "cgroup_root": "/",
             "step": 0,
             "enforce": False,
             "kills": False,
@@ -40,4 +40,5 @@ def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: A
         }
         | dict(config)
     )
-    return Gauge(source, given, thresholds, outbox(send or (lambda _: None)))
+    with patch("monitor.sources.gauge.kubepods_of", return_value=None):  # this machine may have pods
+        return Gauge(source, given, thresholds, outbox(send or (lambda _: None)))
