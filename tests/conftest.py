@@ -198,13 +198,7 @@ class Pinned:
     SHARED = "outrace-test-state-"
 
     def __init__(self) -> None:
-        self.first_seen: dict[str, str] = {}  # instance -> the test after which it was there
         self.directories: list[Path] = []
-
-    def look(self, test: str) -> None:
-        """Note what there is after a test."""
-        for name in self.known():
-            self.first_seen.setdefault(name, test)
 
     def known(self) -> dict[str, str]:
         """What is there now, with pins or without: instance -> state dir, as the instances themselves have it."""
@@ -214,13 +208,13 @@ class Pinned:
             return {}  # nothing is pinned, or not to be seen by this user
         return {name: state for name, state in found.items() if self._is_ours(state)}
 
-    def report(self, left: dict[str, str]) -> list[str]:
-        """A line for each."""
-        return [
-            f"{self.first_seen.get(name, 'a test')} left programs pinned in {self.ROOT / name} "
-            f"(state dir {state}): unload them at its end"
-            for name, state in left.items()
+    def none_left(self, left: dict[str, str]) -> None:
+        """Fail, with a line for each."""
+        lines = [
+            f"programs are left pinned in {self.ROOT / name} (state dir {left[name]}): unload them" for name in left
         ]
+        if lines:
+            pytest.fail("\n".join(lines), pytrace=False)
 
     def _owner(self, instance: Path) -> str:
         try:
@@ -253,13 +247,11 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         os.environ["TMPDIR"] = before
     if "tests.live" in sys.modules:
         sys.modules["tests.live"].unload_shared()
-    _pinned.look("a test")  # before the names of its state dirs go
-    left = _pinned.known()
+    left = _pinned.known()  # before the names of its state dirs go
     if "tests.own_cgroups" in sys.modules:
         sys.modules["tests.own_cgroups"].end_session()
     shutil.rmtree(own, ignore_errors=True)
-    if left:
-        pytest.fail("\n".join(_pinned.report(left)), pytrace=False)
+    _pinned.none_left(left)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -267,13 +259,8 @@ def _nothing_left_pinned() -> Iterator[None]:
     """A module whose tests leave programs pinned has failed: they stay attached until `outrace unload`."""
     before = _pinned.known()
     yield
-    left = {
-        name: state
-        for name, state in _pinned.known().items()
-        if name not in before and not Path(state).name.startswith(Pinned.SHARED)
-    }
-    if left:
-        pytest.fail("\n".join(_pinned.report(left)), pytrace=False)
+    own = {name: state for name, state in _pinned.known().items() if not Path(state).name.startswith(Pinned.SHARED)}
+    _pinned.none_left({name: state for name, state in own.items() if name not in before})
 
 
 #: What a module of tests may leave open: what the session shares, and threads of fake servers that end later.
@@ -310,8 +297,3 @@ def _garbage_collected() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_logfinish(nodeid: str) -> None:
-    _pinned.look(nodeid)
