@@ -19,14 +19,7 @@ import click
 from monitor import documents, owner
 from monitor.cli.output import Columns, amount_of, emit, output_option, table
 from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
-from monitor.hot.pass_record import (
-    figures_of,
-    hold_of,
-    look_of,
-    outcome_json,
-    state_json,
-    state_of,
-)
+from monitor.hot.pass_record import outcome_json
 from monitor.link.messages import NAMES, HoldLook, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy import decisions, hold
 from monitor.policy.decisions import BUSY, EVICT, HELD, Decisions, gate
@@ -35,9 +28,10 @@ from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import era
 from monitor.policy.signals import MEMORY_SIGNALS, Observation
+from monitor.policy.suspension import Figures
 from monitor.policy.suspension import judge as judge_suspension
 from monitor.race import episode
-from monitor.race.codec import decode
+from monitor.race.codec import decode, plain
 from monitor.race.events import Clock, End, event_from_json
 from monitor.race.incident import timestamp
 from monitor.race.verdict import verdict
@@ -138,9 +132,9 @@ class Passes:
         """Go on from a snapshot; where everything before it is known, it has to be what came out here."""
         if not self._complete:
             return
-        state, last_id = state_of(snapshot.state), snapshot.last_id
+        state, last_id = decode(State, snapshot.state), snapshot.last_id
         if self._known and (state, last_id) != (self._state, self._decisions.last_id):
-            ours, theirs = [state_json(self._state), self._decisions.last_id], [state_json(state), last_id]
+            ours, theirs = [plain(self._state), self._decisions.last_id], [plain(state), last_id]
             self._found.differs("state", number, theirs, ours)
         self._state = state
         self._decisions.last_id, self._decisions.reported = last_id, dict(snapshot.told)
@@ -159,7 +153,8 @@ class Passes:
         decision = None
         coming = {signal: Coming(*seen) for signal, seen in recorded.coming.items()}
         waits = decisions.waits(outcome, observations, coming, forced=recorded.forced)
-        brake = judge_suspension(outcome.met, observations, figures_of(recorded.brake))
+        figures = {signal: decode(Figures, known) for signal, known in recorded.brake.items()}
+        brake = judge_suspension(outcome.met, observations, figures)
         holding = recorded.holding  # as the looks that were recorded say
         answer = gate(
             may_act=recorded.may_act and outcome.victim is not None,
@@ -186,8 +181,8 @@ class Passes:
         self._check("kept", number, recorded.kept, answer == HELD)
 
     def _look(self, recorded: HoldLook, number: int) -> None:
-        rules, before = hold.Rules(*recorded.rules), hold_of(recorded.before)
-        state, steps = hold.advance(rules, before, look_of(recorded.look))
+        rules, before = hold.Rules(*recorded.rules), decode(hold.State, recorded.before)
+        state, steps = hold.advance(rules, before, decode(hold.Look, recorded.look))
         self._check("hold", number, [recorded.after, recorded.steps], [state._asdict(), steps._asdict()])
 
     def _limit(self, recorded: Limit, number: int) -> None:

@@ -15,10 +15,9 @@ from monitor.hot.act import Acted, OnePass
 from monitor.link.messages import HoldLook, HotMessage, Limit, OfPasses, Pass, Ranking, Snapshot
 from monitor.policy.decisions import HELD, SIGNALLED, Decisions
 from monitor.policy.eviction_pass import Outcome, State
-from monitor.policy.hold import Domain, Look, Pod, Rules, Steps
+from monitor.policy.hold import Look, Rules, Steps
 from monitor.policy.hold import State as HoldState
 from monitor.policy.ranking import Candidate, EvictionOrder, Key
-from monitor.policy.suspension import Figures, Growth
 from monitor.sources.registry import row
 
 #: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.
@@ -125,7 +124,8 @@ class PassRecorder:
         if not self._send_changes(self._eviction_order.members, True):
             return False
         state, told, last_id = before
-        return self._send(Snapshot(state_json(state), told, last_id, self._missed))
+        found = {**state._asdict(), "conditions": sorted(state.conditions)}
+        return self._send(Snapshot(found, told, last_id, self._missed))
 
     def _send_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
         """The candidates behind these uids, or that they are none any more. ``whole``: there are no others."""
@@ -165,40 +165,3 @@ def outcome_json(outcome: Outcome) -> dict[str, Any]:
         "observed": [[t.signal, "hard" if t.hard else "soft"] for t in outcome.observed],
         "due_ns": outcome.next_deadline_ns,
     }
-
-
-def state_json(state: State) -> dict[str, Any]:
-    """The policy's state as `state_of` reads it."""
-    return {**state._asdict(), "conditions": sorted(state.conditions)}
-
-
-def state_of(data: Mapping[str, Any]) -> State:
-    """The state that `state_json` wrote. Raises LookupError, TypeError or ValueError for anything else."""
-    return State(
-        first=tuple(data["first"]),
-        met=tuple(data["met"]),
-        stamps=tuple(data["stamps"]),
-        last=tuple(data["last"]),
-        conditions=frozenset(data["conditions"]),
-    )
-
-
-def figures_of(data: Mapping[str, Sequence[Any]]) -> dict[str, Figures]:
-    """The figures of a recording. Raises TypeError or ValueError for anything else."""
-    return {
-        signal: Figures(left, lasts, first, pods, unknown, in_vain, growth and Growth(*growth), *map(bool, more))
-        for signal, (left, lasts, first, pods, unknown, in_vain, growth, *more) in data.items()
-    }
-
-
-def hold_of(data: Mapping[str, Any]) -> HoldState:
-    """The state of the holds in a recording. Raises TypeError for anything else."""
-    return HoldState(**{**data, "pods": tuple(Pod(*pod) for pod in data.get("pods", ()))})
-
-
-def look_of(data: Mapping[str, Any]) -> Look:
-    """The look of a recording. Raises TypeError or ValueError for anything else. Recordings of earlier releases
-    have `shown` too: the pods whose memory the kubelet's own figures showed.
-    """
-    domains = {signal: Domain(*domain) for signal, domain in data["domains"].items()}
-    return Look(**{key: value for key, value in data.items() if key != "shown"} | {"domains": domains})

@@ -258,7 +258,7 @@ class HoldLook(NamedTuple):
     """Only with `--record`: a look from which something followed for pods that are held, or begin to be."""
 
     rules: Sequence[Any]  # fields of `monitor.policy.hold.Rules`
-    before: Mapping[str, Any]  # as `monitor.hot.pass_record` writes them
+    before: Mapping[str, Any]  # fields of `monitor.policy.hold.State`; of `Look` and `Steps` below
     look: Mapping[str, Any]
     after: Mapping[str, Any]
     steps: Mapping[str, Any]

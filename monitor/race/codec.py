@@ -58,8 +58,12 @@ def tagged(kinds: Iterable[type], data: Any, where: str) -> Any:
 
 
 def decode(cls: Any, data: Any, where: str = "") -> Any:
-    """A value of ``cls`` from a dict; each value is checked against the type of its field. Other keys are ignored."""
+    """A value of ``cls`` from a dict, or of a named tuple from the list of its fields; each is checked against the type
+    of its field. Other keys are ignored.
+    """
     where = where or cls.__name__
+    if isinstance(data, list | tuple) and hasattr(cls, "_fields"):
+        data = dict(zip(cls._fields, data, strict=False))
     if not isinstance(data, Mapping):
         raise RecordError(f"{where}: must be a map, not {type(data).__name__}")
     made = {name: _checked(hint, data[name], f"{where}.{name}") for name, hint in _hints(cls).items() if name in data}
@@ -88,10 +92,12 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
     if origin in (dict, abc.Mapping):
         if not isinstance(value, Mapping):
             raise RecordError(f"{where}: must be a map")
-        return dict(value)
+        of = get_args(hint)[1]
+        return {name: _checked(of, item, f"{where}.{name}") for name, item in value.items()}
     if origin is abc.Sequence:
-        return _checked_items((Any, ...), value, where)
-    return decode(hint, value, where) if is_dataclass(hint) else _checked_scalar(hint, value, where)
+        return _checked_items((get_args(hint)[0], ...), value, where)
+    is_made = is_dataclass(hint) or hasattr(hint, "_fields")
+    return decode(hint, value, where) if is_made else _checked_scalar(hint, value, where)
 
 
 def _checked_items(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.hot.pass_record import figures_of
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
 from monitor.policy.suspension import (
     DYING_NS,
@@ -28,6 +27,7 @@ from monitor.policy.suspension import (
     was_in_vain,
 )
 from monitor.policy.thresholds import parse_thresholds
+from monitor.race.codec import decode
 
 MIB = 1 << 20
 S = 10**9
@@ -199,7 +199,7 @@ def test_an_eviction_in_vain(freed: int, claimed: int, rest: int, expected: bool
 
 @given(known=figures)
 def test_a_recording_keeps_the_figures(known: Figures) -> None:
-    assert figures_of(json.loads(json.dumps({MEMORY: known}))) == {MEMORY: known}
+    assert decode(Figures, json.loads(json.dumps(known))) == known
 
 
 def test_nobody_goes_while_memory_is_given_back() -> None:
