@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from calendar import timegm
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from monitor.policy import signals as sig
 from monitor.policy.compat import INT64_MAX, int64
@@ -19,15 +19,6 @@ from monitor.policy.compat import INT64_MAX, int64
 PODS_CONTAINER = "pods"
 
 _RFC3339 = re.compile(r"(\d{4})-(\d\d)-(\d\d)[Tt](\d\d):(\d\d):(\d\d)(?:\.(\d+))?(?:[Zz]|([+-])(\d\d):(\d\d))")
-
-
-class Memory(NamedTuple):
-    """Memory figures of the node or of kubepods, in bytes; None is "not reported"."""
-
-    available: int | None
-    working_set: int | None
-    usage: int | None
-    stamp_ns: int
 
 
 class PodStats:
@@ -97,15 +88,17 @@ class Summary:
         self.observations: dict[str, sig.Observation] = dict(_observe(self._node))
         self.pods = {stats.uid: stats for stats in map(PodStats, obj.get("pods") or ())}
 
-    def memory(self, signal: str) -> Memory | None:
-        """The figures behind one of the two memory signals; None if there are none at all."""
-        return _memory(self._node if signal == sig.MEMORY else _pods_container(self._node))
+    def memory_usage(self, signal: str) -> int | None:
+        """The bytes in use behind one of the two memory signals; None if not reported."""
+        return _count(_memory(self._node, signal), "usageBytes")
 
 
 def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, sig.Observation]]:
-    for signal, memory in ((sig.MEMORY, _memory(node)), (sig.ALLOCATABLE_MEMORY, _memory(_pods_container(node)))):
-        if memory is not None and memory.available is not None and memory.working_set is not None:
-            yield signal, sig.Observation(memory.available, memory.available + memory.working_set, memory.stamp_ns)
+    for signal in (sig.MEMORY, sig.ALLOCATABLE_MEMORY):
+        memory = _memory(node, signal)
+        available, working_set = _count(memory, "availableBytes"), _count(memory, "workingSetBytes")
+        if available is not None and working_set is not None:
+            yield signal, sig.Observation(available, available + working_set, _stamp(memory))
     runtime, limits = node.get("runtime") or {}, node.get("rlimit")
     for fs, space, inodes in (
         (node.get("fs"), sig.NODEFS, sig.NODEFS_INODES),
@@ -121,17 +114,11 @@ def _observe(node: Mapping[str, Any]) -> Iterator[tuple[str, sig.Observation]]:
         yield sig.PID, sig.Observation(most - running, most, _stamp(limits))
 
 
-def _pods_container(node: Mapping[str, Any]) -> Mapping[str, Any]:
+def _memory(node: Mapping[str, Any], signal: str) -> Mapping[str, Any] | None:
+    """The figures of the node or of kubepods."""
     containers = node.get("systemContainers") or ()
-    return next((one for one in containers if one.get("name") == PODS_CONTAINER), {})
-
-
-def _memory(parent: Mapping[str, Any]) -> Memory | None:
-    figures = parent.get("memory")
-    if figures is None:
-        return None
-    available, working_set, usage = (_count(figures, f"{key}Bytes") for key in ("available", "workingSet", "usage"))
-    return Memory(available, working_set, usage, _stamp(figures))
+    pods: Mapping[str, Any] = next((one for one in containers if one.get("name") == PODS_CONTAINER), {})
+    return (node if signal == sig.MEMORY else pods).get("memory")
 
 
 def _count(figures: Mapping[str, Any] | None, key: str) -> int | None:

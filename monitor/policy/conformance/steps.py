@@ -228,15 +228,15 @@ def conditions_observed_since(given: Case, answer: Any) -> Pair:
 def memcg_threshold(given: Case, answer: Any) -> Pair:
     """Where a kernel notification is armed: the usage that leaves the threshold's value, less inactive cache."""
     limit = threshold(given["thresholds"][0])
-    memory = Summary(given["summary"]).memory(limit.signal)
+    summary = Summary(given["summary"])
+    seen, usage = summary.observations.get(limit.signal), summary.memory_usage(limit.signal)
     kind = "hard" if limit.hard else "soft"
     which = "allocatable memory" if limit.signal == ALLOCATABLE_MEMORY else "memory"
     got: dict[str, Any] = {"description": f"{kind} {which} eviction threshold", "error": True}
-    if memory is None or memory.available is None or memory.working_set is None or memory.usage is None:
+    if seen is None or usage is None:
         return got, answer
-    capacity = memory.available + memory.working_set
-    inactive = memory.usage - memory.working_set
-    level = Quantity.of_bytes(capacity) - limit.value.shown(capacity) + Quantity.of_bytes(inactive)
+    inactive = usage - (seen.capacity - seen.available)
+    level = Quantity.of_bytes(seen.capacity) - limit.value.shown(seen.capacity) + Quantity.of_bytes(inactive)
     return got | {"error": False, "attribute": "memory.usage_in_bytes", "threshold": str(level.value)}, answer
 
 
