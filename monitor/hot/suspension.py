@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
-from monitor.link.messages import Resumed, Suspended
+from monitor.link.messages import Suspended
 from monitor.link.outbox import Outbox
 from monitor.policy.eviction_pass import Outcome
 from monitor.policy.pending_release import Coming
@@ -196,9 +196,7 @@ class Suspension:
         self._changed = True
         if self._reported_reason:
             self._reported_reason = ""
-            about = {key: state[key] for key in ("signal", "domain", "kind")}
-            held_ns = now_ns - state["since_ns"]
-            self.outbox.send(Resumed(ts_ns=now_ns, was=state["reason"], why=why, held_ns=held_ns, **about))
+            self.outbox.send(Suspended(ts_ns=now_ns, resumed=why, **state))
 
 
 def _is_plain(found: Answer, known: Collection[Figures]) -> bool:

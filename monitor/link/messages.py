@@ -94,10 +94,10 @@ class AskLives(NamedTuple):
 
 
 class Suspended(NamedTuple):
-    """Evictions for memory are suspended: they would not help."""
+    """Evictions for memory are suspended: they would not help; or are resumed."""
 
     ts_ns: int
-    reason: str  # `not_covered`, `outgrown` or `no_gain`
+    reason: str  # `not_covered`, `outgrown` or `no_gain`: why they are, or were
     since_ns: int
     signal: str
     domain: str  # `node` or `kubepods`
@@ -111,19 +111,8 @@ class Suspended(NamedTuple):
     growth_inside: int | None  # bytes a second, in pods that may be evicted
     victim: str  # uid of the pod that a kubelet would evict
     name: str  # namespace/name of it
-    order: Rows  # as in `decision`
-
-
-class Resumed(NamedTuple):
-    """Evictions are resumed."""
-
-    ts_ns: int
-    was: str  # why they were suspended
-    why: str  # why they are not any more
-    held_ns: int  # for how long they were
-    signal: str  # of the shortage
-    domain: str
-    kind: str
+    order: Rows = ()  # as in `decision`
+    resumed: str = ""  # why they are resumed; "": they are not
 
 
 class Reap(NamedTuple):
@@ -350,7 +339,7 @@ class Bad(NamedTuple):
 
 
 HotMessage = (
-    LogLine | State | Decision | Reclaim | Gone | GiveBack | AskLives | Suspended | Resumed | Reap | Crossing | Clear
+    LogLine | State | Decision | Reclaim | Gone | GiveBack | AskLives | Suspended | Reap | Crossing | Clear
     | Signalled | Flight | OomEvent | OfPasses | FromHolds | Reread
 )  # fmt: skip
 SideMessage = (
@@ -365,7 +354,7 @@ Send = Callable[[HotMessage], None]
 
 #: Types in packets that are not their class's name in small letters. (Recordings and counters have them.)
 _NAMED: dict[type, str] = {
-    LogLine: "log", GiveBack: "giveback", AskLives: "left", Suspended: "braked", Resumed: "released",
+    LogLine: "log", GiveBack: "giveback", AskLives: "left", Suspended: "braked",
     Crossing: "cross", Signalled: "killed", PodHeld: "held", PodReleased: "hold_ended", PodSeen: "pod+",
     PodGone: "pod-", DiskFigures: "disks", OomEvent: "oom", Gone: "evicted",
 }  # fmt: skip

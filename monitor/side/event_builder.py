@@ -291,13 +291,13 @@ class EventBuilder:
     # messages of the hot process
 
     def _on_suspended(self, message: messages.Suspended) -> None:
+        if message.resumed:
+            self.feed(ev.Suspended(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
+            return
         self.feed(ranked(message.ts_ns, message.order))
         about = {"hard": message.kind == "hard", "pod": message.victim, "pod_name": message.name}
         about |= {"pods": message.pods_bytes, "outside": message.outside_bytes}
         self.feed(made(ev.Suspended, message._asdict(), **about))
-
-    def _on_resumed(self, message: messages.Resumed) -> None:
-        self.feed(ev.Suspended(message.ts_ns, message.domain, message.signal, message.kind == "hard", ""))
 
     def _on_podreleased(self, message: ev.PodReleased) -> None:
         if (left_out := self._hold_ration.take(message)) is not None:

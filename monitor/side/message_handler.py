@@ -106,12 +106,15 @@ class MessageHandler:
     def _on_reread(self, _: messages.Reread) -> None:
         self.reread()
 
-    def _on_resumed(self, message: messages.Resumed) -> None:
-        self.log.info("evictions are resumed", reason="", **message._asdict())
-        self.node.takers = ()
-
     def _on_suspended(self, message: messages.Suspended) -> None:
-        fields = {key: value for key, value in message._asdict().items() if key not in ("victim", "name", "order")}
+        if message.resumed:
+            about = {key: getattr(message, key) for key in ("ts_ns", "signal", "domain", "kind")}
+            held_ns = message.ts_ns - message.since_ns
+            self.log.info("evictions are resumed", was=message.reason, why=message.resumed, held_ns=held_ns, **about)
+            self.node.takers = ()
+            return
+        left_out = ("victim", "name", "order", "resumed")
+        fields = {key: value for key, value in message._asdict().items() if key not in left_out}
         self.log.warning("evictions are suspended: they would not help", kubelet_would_evict=message.name, **fields)
         self._takers.submit(self._look_for_takers)
 

@@ -331,7 +331,7 @@ class ProcessWatch:
             self._doubt(message)
         if isinstance(message, OomEvent):
             self.over.records_came()
-        elif self.marks is not None and isinstance(message, _OfMarks):
+        elif self.marks is not None and isinstance(message, _OfMarks) and not getattr(message, "resumed", ""):
             self.scores.raised = self.marks.take(message)
 
     def _doubt(self, message: State) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.link.messages import PodReleased, PodSeen, Resumed, Suspended
+from monitor.link.messages import PodReleased, PodSeen, Suspended
 from monitor.settings.config import RunConfig
 from tests.daemon.limited_brake import LimitedBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World, clocked
@@ -102,8 +102,7 @@ class Node:
 
     def reasons(self) -> list[str]:
         """What evictions were suspended for, and why they are not any more."""
-        heard = [message for message in self.told if isinstance(message, Suspended | Resumed)]
-        return [message.reason if isinstance(message, Suspended) else message.why for message in heard]
+        return [message.resumed or message.reason for message in self.told if isinstance(message, Suspended)]
 
     def held(self) -> list[str]:
         """Pods that are held now."""

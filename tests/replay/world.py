@@ -26,7 +26,6 @@ from monitor.link.messages import (
     HotMessage,
     KubeletEviction,
     PodSeen,
-    Resumed,
     Softened,
     Suspended,
     ToHolds,
@@ -129,7 +128,7 @@ class World:
         return self.brakes[uid]
 
     def take(self, message: HotMessage) -> None:
-        if isinstance(message, FromHolds | Suspended | Resumed):
+        if isinstance(message, FromHolds | Suspended):
             self.told.append(message)
         if isinstance(message, Decision):
             self.sent.append(message)
