@@ -21,10 +21,3 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < row["p50"] <= row["p99"] <= row["max"]
         assert row["n"] == 3
     assert len(err.splitlines()) == len(rows)
-
-
-def test_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "policy", "--max-pods", "10", "--passes", "1"]) == 0
-    head, *rows = capsys.readouterr().out.splitlines()
-    assert head.split()[:3] == ["WHAT", "UNIT", "N"]
-    assert len(rows) == len(SIGNALS)

@@ -17,14 +17,10 @@ def terms(found: tuple[Term, ...]) -> dict[str, int]:
     [
         (8 * GIB - 1, 0, EXACT),
         (8 * GIB + 1, 1, UP),  # 10 % of a byte
-        (8 * GIB + 10, 1, EXACT),
         (9 * GIB, 107374183, UP),  # 10 % of 1024 MiB: 102.4 MiB = 107374182.4
-        (16 * GIB - 1, 858993460, UP),  # a tenth less than the next one: .1
         (16 * GIB, 858993460, UP),  # 8 x 102.4 MiB = 819.2 MiB = 858993459.2
         (16 * GIB + 1, 858993460, UP),  # 6 % of a byte more: .26
-        (128 * GIB - 1, 8074538517, UP),  # .06 less than the next one
         (128 * GIB, 8074538517, UP),  # 819.2 + 112 x 61.44 = 7700.48 MiB = 8074538516.48
-        (128 * GIB + 1, 8074538517, UP),  # .02 more: .50
         (128 * GIB + 50, 8074538518, UP),  # 2 % of 50 bytes is 1
         (256 * GIB, 10823317586, UP),  # 7700.48 + 128 x 20.48 = 10321.92 MiB = 10823317585.92
     ],
@@ -39,7 +35,6 @@ def test_v1_system_components(memory: int, amount: int, rounding: str) -> None:
     [
         (1, 1),  # a quarter of a byte
         (1 * GIB, 256 * MIB),
-        (2 * GIB - 1, 512 * MIB),  # 536870911.75
         (2 * GIB, 512 * MIB),
         (2 * GIB + 1, 700 * MIB),
         (8 * GIB, 700 * MIB),
@@ -75,7 +70,6 @@ def test_v1_pods_by_number(pods: int, amount: int, band: str) -> None:
 @pytest.mark.parametrize(
     ("memory", "pods", "runtime", "mebibytes"),
     [
-        (1 * GIB, 1, CONTAINERD, (400, 25, 500, 5)),
         (16 * GIB, 110, CONTAINERD, (400, 400, 500, 550)),
         (16 * GIB, 110, DOCKER, (400, 400, 500, 2200)),
     ],
@@ -108,10 +102,8 @@ def test_v2_kernel(memory: int, amount: int, rounding: str) -> None:
         (999, 60, UP),  # 59.94
         (1000, 60, EXACT),  # 6 % of one core
         (1001, 61, UP),  # 60.01
-        (1999, 70, UP),  # 60 + 9.99
         (2000, 70, EXACT),  # 60 + 10
         (2001, 71, UP),  # 70.005
-        (3999, 80, UP),  # 70 + 9.995
         (4000, 80, EXACT),  # 70 + 10
         (4001, 81, UP),  # 80.0025
         (64000, 230, EXACT),  # 80 + 60 x 2.5

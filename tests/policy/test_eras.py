@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from monitor.pods.manifest_files import manifest
 from monitor.policy.configuration import Source, in_force
 from monitor.policy.eviction_pass import PassConfig, State
-from monitor.policy.explain import why_class, why_critical, why_request
+from monitor.policy.explain import why_class
 from monitor.policy.kubelet_pass import admit, kubelet_pass
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod
@@ -125,15 +125,6 @@ def test_what_1_37_changed_is_documented_and_done() -> None:
     assert [name for name in ERAS if over_its_limit(era(name), "Always") or era(name).huge_pages_apart] == [ERAS[0]]
 
 
-@given(crowds())
-def test_1_36_is_explained_as_1_37(crowd: tuple[list[Pod], list[dict[str, Any]]]) -> None:
-    before = era("kubelet-1.36")
-    for one in crowd[0]:
-        assert why_class(one, before) == why_class(one)
-        assert why_request(one, "memory", before) == why_request(one, "memory")
-        assert why_critical(one, before) == why_critical(one)
-
-
 # ---- order of eviction
 
 
@@ -216,15 +207,6 @@ def test_every_era_ranks_totally_and_the_same_whatever_the_order_of_the_pods(
 
 
 # ---- thresholds
-
-
-@pytest.mark.parametrize("threshold", ["10%", "1Gi"])
-@pytest.mark.parametrize("name", ERAS)
-def test_ten_percent_of_ten_gibibytes_is_a_gibibyte(name: str, threshold: str) -> None:
-    (memory,) = era(name).parse_thresholds({"memory.available": threshold})
-    assert abs(memory.quantity(10 * GI) - GI) <= 16  # a percentage is rounded to 32 bits
-    assert memory.met(GI - 1, 10 * GI)
-    assert not memory.met(GI + 16, 10 * GI)
 
 
 def test_defaults_and_signals_of_each_era() -> None:

@@ -73,14 +73,6 @@ def test_fields(arguments: tuple[str, ...], expected: dict[str, Any]) -> None:
     assert fields(*arguments) == expected
 
 
-@pytest.mark.parametrize("flag", WITHOUT)
-def test_flags_without_a_field_have_a_reason(flag: str) -> None:
-    made = translate([f"--{flag}=1"])
-    assert made.configuration == HEAD
-    (note,) = made.notes
-    assert note.startswith(f"--{flag} has no ")
-
-
 def test_notes() -> None:
     notes = translate(["--image-gc-high-threshold=85", "--eviction-hard=imagefs.available<1Gi"]).notes
     assert notes == [
@@ -108,8 +100,7 @@ def test_flags_of_other_things_are_noted() -> None:
     "flags",
     [
         *(("-v", "2"), ("-v=2",), ("-v2",), ("--allowed-unsafe-sysctls", "net.*"), ("--fail-cgroupv1",)),
-        *(("--max-housekeeping-interval=15s",), ("--log-json-split-stream",), ("--log-text-split-stream", "true")),
-        *(("--storage-driver-secure",), ("--oom-score-adj", "-999"), ("--register-node", "-v", "2"), ("--of-another",)),
+        *(("--oom-score-adj", "-999"), ("--register-node", "-v", "2"), ("--of-another",)),
     ],
 )
 def test_flags_of_kubelets_are_passed_over(flags: tuple[str, ...]) -> None:
