@@ -49,14 +49,12 @@ class Line(Record):
 @dataclass(frozen=True, slots=True)
 class Curve(Record):
     """`points`: (ms from the episode's start, bytes). `measure`: a signal (what it takes for used), "working_set" or
-    "usage". `grew`: in the `in_s` seconds recorded before the start. `limit`: the cgroup's own, if it was hit.
+    "usage". `limit`: the cgroup's own, if it was hit.
     """
 
     domain: str
     pod: str | None
     measure: str
-    grew: int
-    in_s: float
     limit: int | None
     points: tuple[tuple[float, int], ...]
 
@@ -75,11 +73,8 @@ def stored(incident: Mapping[str, Any]) -> Memory | None:
         return None
     found = Memory.from_json(incident["memory"])
     for curve in found.curves:
-        figures = [curve.in_s, *(t for t, _ in curve.points)]
-        if len(curve.points) < 2 or not all(map(isfinite, figures)):
+        if len(curve.points) < 2 or not all(isfinite(t) and abs(value) < _NO_SIZE for t, value in curve.points):
             raise RecordError(f"Memory.curves: {curve.measure} is no curve")
-        if any(abs(value) >= _NO_SIZE for _, value in curve.points):
-            raise RecordError(f"Memory.curves: a point of {curve.measure} is no size")
     return found
 
 
@@ -90,14 +85,12 @@ def memory(f: Facts) -> Memory | None:
     domains = [name for name in SIGNAL_OF if name == episode.domain or name in crossed]
     watched = {w.threshold: w for w in episode.watched if w.domain in domains}
     lines = [Line(w.domain, w.signal, w.hard, w.quantity, w.capacity, w.limit, w.compared) for w in watched.values()]
-    grown = {one.domain: one for one in growth_before(episode)}
     curves: list[Curve] = []
 
     def draw(points: Iterable[tuple[int, int]], domain: str, pod: str | None, measure: str, limit: int | None) -> None:
         kept = [(round((ts - episode.start_ns) / 1e6, 2), value) for ts, value in thinned(sorted(points))]
         if len(kept) > 1:  # a dot is no curve
-            grew, seconds = (grown[domain].bytes, grown[domain].seconds) if domain in grown else (0, 0.0)
-            curves.append(Curve(domain, pod, measure, grew, seconds, limit, tuple(kept)))
+            curves.append(Curve(domain, pod, measure, limit, tuple(kept)))
 
     for domain, signal in dict.fromkeys((one.domain, one.signal) for one in lines):
         draw(_of_signal(f, domain, signal), domain, None, signal, None)
@@ -105,7 +98,7 @@ def memory(f: Facts) -> Memory | None:
         pod = next((m.pod_name or m.pod for m in (*f.kills, *f.exiting)), None)
         draw(_of_usage(episode), episode.domain, pod, USAGE, f.limit)
     names = pod_names(episode)
-    for domain, uid in _pods(f, grown):
+    for domain, uid in _pods(f):
         draw(_of_pod(episode, domain, uid), domain, names.get(uid, uid), WORKING_SET, None)
     return Memory(tuple(lines), tuple(curves)) if curves else None
 
@@ -184,10 +177,10 @@ def _of_usage(episode: Episode) -> Iterator[tuple[int, int]]:
             yield event.ts_ns, event.oom_usage
 
 
-def _pods(f: Facts, grown: dict[str, Growth]) -> list[tuple[str, str]]:
+def _pods(f: Facts) -> list[tuple[str, str]]:
     """(domain, uid) of the pods to draw: evicted, held and killed ones first, then those that grew most."""
     of_uid = {e.pod: e.domain for e in f.episode.events if isinstance(e, Sample) and e.pod}
     taking_part = [e.pod for e in f.episode.events if isinstance(e, Decided | PodHeld)] + [m.pod for m in f.kills]
-    growers = [g.last.pod for g in grown.values() if g.bytes >= _NOTABLE and g.last.pod][:_GROWERS]
+    growers = [g.last.pod for g in growth_before(f.episode) if g.bytes >= _NOTABLE and g.last.pod][:_GROWERS]
     uids = [uid for uid in dict.fromkeys((*taking_part, *growers)) if uid in of_uid]
     return [(of_uid[uid], uid) for uid in uids if uid is not None and of_uid[uid] != f.episode.domain][:_PODS]
