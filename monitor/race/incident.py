@@ -119,13 +119,6 @@ class Incident(Record):
     memory: Memory | None = None
     stall: StalledPod | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Without the key `stall` where no pod stalled."""
-        made = Record.to_json(self)
-        if self.stall is None:
-            del made["stall"]
-        return made
-
 
 def timestamp(unix_ns: int) -> str:
     """``unix_ns`` as RFC 3339 in UTC with milliseconds: 2026-01-31T12:00:00.123Z."""
