@@ -133,8 +133,8 @@ class Arithmetic(Record):
 class Advised(Record):
     """The threshold for one signal and one way of reacting. `threshold` (bytes): the smallest that wins `quantile` of
     the episodes, over all phases; None: none below the capacity does. `present`: the part that the latest one in force
-    wins (None: there is none). `costs`: bytes of Allocatable that the advised one takes beyond it. `survives`: the
-    growth that it survives, `then` the advised one. `evidence`: the incidents, `arithmetic` the one that counts.
+    wins (None: there is none). `survives`: the growth that it survives. `evidence`: the incidents, `arithmetic` the one
+    that counts.
     """
 
     signal: str
@@ -146,9 +146,7 @@ class Advised(Record):
     capacity: int
     episodes: int
     arithmetic: Arithmetic
-    costs: int | None
     survives: Survives | None
-    then: Survives | None
     rule: str
     evidence: tuple[str, ...]
 
@@ -203,9 +201,7 @@ def _advised(mine: Sequence[Evidence], reaction: Reaction, quantile: float) -> A
         capacity=last.capacity,
         episodes=len(mine),
         arithmetic=Arithmetic(key, ms, round(taken), through, second_line, burst.beyond, int(need)),
-        costs=None if best is None else best - (present or 0),
         survives=None if present is None else survives(present, reaction, last.beyond),
-        then=None if best is None else survives(best, reaction, last.beyond),
         rule=reaction.rule,
         evidence=tuple(key for key, _ in mine),
     )
