@@ -209,6 +209,15 @@ def test_every_era_ranks_totally_and_the_same_whatever_the_order_of_the_pods(
 # ---- thresholds
 
 
+@pytest.mark.parametrize("threshold", ["10%", "1Gi"])
+@pytest.mark.parametrize("name", ERAS)
+def test_ten_percent_of_ten_gibibytes_is_a_gibibyte(name: str, threshold: str) -> None:
+    (memory,) = era(name).parse_thresholds({"memory.available": threshold})
+    assert abs(memory.quantity(10 * GI) - GI) <= 16  # a percentage is rounded to 32 bits
+    assert memory.met(GI - 1, 10 * GI)
+    assert not memory.met(GI + 16, 10 * GI)
+
+
 def test_defaults_and_signals_of_each_era() -> None:
     assert [str(t) for t in OLD.parse_thresholds(None)] == ["memory.available<100Mi"]
     assert [str(t) for t in BLOG.parse_thresholds(None)] == [

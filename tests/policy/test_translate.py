@@ -73,6 +73,14 @@ def test_fields(arguments: tuple[str, ...], expected: dict[str, Any]) -> None:
     assert fields(*arguments) == expected
 
 
+@pytest.mark.parametrize("flag", WITHOUT)
+def test_flags_without_a_field_have_a_reason(flag: str) -> None:
+    made = translate([f"--{flag}=1"])
+    assert made.configuration == HEAD
+    (note,) = made.notes
+    assert note.startswith(f"--{flag} has no ")
+
+
 def test_notes() -> None:
     notes = translate(["--image-gc-high-threshold=85", "--eviction-hard=imagefs.available<1Gi"]).notes
     assert notes == [

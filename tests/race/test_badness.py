@@ -34,6 +34,11 @@ def test_the_protected_are_never_chosen() -> None:
     assert likely_victim([process(1, adj=-1000), process(2, skip=True)], GIB_PAGES) is None
 
 
+def test_the_biggest_is_chosen_unless_oom_score_adj_decides() -> None:
+    found = likely_victim([process(1, 300), process(2, 100, 999)], GIB_PAGES)
+    assert found.process.pid == 2
+
+
 def test_of_equals_the_last_met_is_chosen() -> None:
     found = likely_victim([process(1), process(2), process(3, 50)], GIB_PAGES)
     assert found.process.pid == 2
