@@ -368,11 +368,6 @@ def _surprises(config: RunConfig) -> Iterator[str]:
             f"the kubelet's configuration cannot be read ({config.kubelet_unread}): what is not given here has its "
             "default, which may not be the kubelet's: give --kubelet-config FILE, or the right to get nodes/configz"
         )
-    if config.enforce and config.pods.startswith("kubelet:http://"):
-        yield (
-            "the list that decides evictions is not authenticated: any root process, also in a pod, may serve that "
-            "port while the kubelet restarts; give --pods apiserver, or kubelet with its https port"
-        )
     if config.trigger == "kernel" and not config.kills:
         yield "trigger kernel has no effect without --enforce, or with --evict-by api"
     if config.asks_api:

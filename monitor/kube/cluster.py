@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from monitor.documents import read_bytes, shown
 from monitor.errors import CannotError, ConfigError
 from monitor.kube.errors import CertificateError
-from monitor.kube.peer import Peer
 
 #: Where a pod has its token and the cluster's CA.
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -221,15 +220,14 @@ class Server:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """All that a client needs; client-go's rest.Config. ``peer``: which user's process may serve it."""
+    """All that a client needs; client-go's rest.Config."""
 
     server: Server
     tls: TlsSettings = field(default_factory=TlsSettings)
     credentials: Credentials = field(default_factory=fixed)
-    peer: Peer = Peer.ANYBODY
 
 
-def parse_server(url: str, where: str, ports: tuple[int, int] = (80, 443)) -> Server:
+def parse_server(url: str, where: str, https_port: int = 443) -> Server:
     """``http(s)://HOST[:PORT][/prefix]``; ``where`` names file and key. Raises ConfigError."""
     remedy = "write https://HOST:PORT"
     try:
@@ -244,7 +242,8 @@ def parse_server(url: str, where: str, ports: tuple[int, int] = (80, 443)) -> Se
     if not (url.isascii() and url.isprintable()) or " " in url:
         raise ConfigError(f"{where}: {shown(url)} is not in printable ASCII without spaces", remedy)
     https = parts.scheme == "https"
-    return Server(parts.hostname, ports[https] if port is None else port, https, parts.path.rstrip("/"))
+    default = https_port if https else 80
+    return Server(parts.hostname, default if port is None else port, https, parts.path.rstrip("/"))
 
 
 def in_cluster(env: Mapping[str, str] = os.environ, root: Path = SERVICE_ACCOUNT) -> ClusterConfig:

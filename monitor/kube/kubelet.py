@@ -1,4 +1,4 @@
-"""The kubelet's own endpoints: https on 10250 with a token, plain http on 10255 where `readOnlyPort` is set.
+"""The kubelet's own endpoints: https on 10250 with a token.
 
 A kubelet's serving certificate often has no known CA: the kubelet makes its own. Ways to verify it, safest first:
 
@@ -6,8 +6,8 @@ A kubelet's serving certificate often has no known CA: the kubelet makes its own
   The default on the node; names and dates in the certificate do not matter.
 * `ca`: a CA file; the cluster's with `serverTLSBootstrap` and approved requests. The name is the node's.
 
-The port is above 1023: while the kubelet is down any local user can listen there. So a connection within this machine
-is used only if a root process has accepted it (`monitor.kube.peer`); with http that is the only check.
+The port is above 1023: while the kubelet is down any local user can listen there. So nothing is sent before the
+certificate is checked, and there is no plain http (`readOnlyPort`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from monitor.errors import ConfigError
 from monitor.kube.cluster import ClusterConfig, Credentials, Pem, TlsSettings, fixed, parse_server
 from monitor.kube.decode import ItemDecoder, Object, parse_object
 from monitor.kube.errors import KubeError
-from monitor.kube.peer import Peer
 from monitor.kube.transport import Transport
 
 T = TypeVar("T")
 
-SECURE_PORT, READ_ONLY_PORT = 10250, 10255
+PORT = 10250
 #: Where a kubelet has its certificates; the first is rotated (`serverTLSBootstrap`), the second its own.
 PKI = Path("/var/lib/kubelet/pki")
 SERVING = ("kubelet-server-current.pem", "kubelet.crt")
@@ -56,12 +55,8 @@ class KubeletTrust:
 def kubelet_config(
     url: str, trust: KubeletTrust, credentials: Credentials | None = None, where: str = "kubelet"
 ) -> ClusterConfig:
-    """The kubelet at ``url``, as `https://127.0.0.1:10250` or `http://127.0.0.1:10255`. Raises ConfigError."""
-    server = parse_server(url, where, (READ_ONLY_PORT, SECURE_PORT))
-    if not server.https:
-        # A token in plain text is everybody's.
-        return ClusterConfig(server, peer=Peer.ROOT)
-    return ClusterConfig(server, _tls(trust, where), credentials or fixed(), peer=Peer.ROOT_IF_HERE)
+    """The kubelet at ``url``, as `https://127.0.0.1:10250`. Raises ConfigError."""
+    return ClusterConfig(parse_server(url, where, PORT), _tls(trust, where), credentials or fixed())
 
 
 def _tls(trust: KubeletTrust, where: str) -> TlsSettings:
@@ -90,7 +85,7 @@ class KubeletClient(Transport):
         return found
 
     def configz(self) -> Object:
-        """The KubeletConfiguration that is in force, without apiVersion and kind. Not on the read-only port."""
+        """The KubeletConfiguration that is in force, without apiVersion and kind."""
         what = "get the kubelet's /configz"
         with self.ask("GET", "/configz", what, _rule("configz")) as answer:
             found = parse_object(answer.all(_MAX_ANSWER), what).get("kubeletconfig")

@@ -31,7 +31,6 @@ from monitor.kube.errors import (
     TransportError,
     api_error,
 )
-from monitor.kube.peer import check_peer
 
 _T = TypeVar("_T")
 
@@ -342,7 +341,6 @@ class Transport:
         sock: Plain | None = None
         try:
             sock = connect(server.host, server.port, patience, self._connect_s)
-            check_peer(sock, self.config.peer, self.address, patience.slices())
             if server.https:
                 made = self._context
                 if made is None or made[0] != stamps:  # or a file was rotated: 1 ms, and 20 with the system's CAs

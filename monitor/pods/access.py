@@ -119,7 +119,7 @@ class Access:
         ca = Path(self.kubelet_ca) if self.kubelet_ca else None
         if ca is not None:
             trust = KubeletTrust(ca=ca, node_name=self.node)
-        elif self.kubelet.refused and not url.startswith("http://"):
+        elif self.kubelet.refused:
             raise ConfigError(self.kubelet.refused)
         else:
             trust = self.kubelet.trust
@@ -129,11 +129,8 @@ class Access:
 
     def server(self, kind: str, argument: str) -> ClusterConfig:
         """What ``--pods kubelet[:URL]`` or ``apiserver`` names. ConfigError."""
-        if kind == APISERVER:
-            return self.api_server()[0]
-        return self.kubelet_server(
-            argument, None if argument.startswith("http://") else self.api_server()[0].credentials
-        )
+        api_server, _ = self.api_server()
+        return api_server if kind == APISERVER else self.kubelet_server(argument, api_server.credentials)
 
     def feed(self, kind: str, argument: str, state_dir: Path | None, ends: Ends | None = None) -> PodFeed:
         """The feed of ``--pods kubelet[:URL]`` or ``apiserver``. ConfigError."""
@@ -149,8 +146,7 @@ class Access:
 
 
 def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
-    """The first of: the kubelet's pods, the API server's for this node, manifests, cgroups. (The kubelet's read-only
-    port is without authentication: `--pods kubelet:http://...` takes it.)
+    """The first of: the kubelet's pods, the API server's for this node, manifests, cgroups.
 
     On a node of a cluster whose servers do not answer yet (it is booting, say) the choice is still the cluster: what
     was known before the restart is stored, and a guess would rank wrongly.

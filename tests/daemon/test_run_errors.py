@@ -47,8 +47,8 @@ NOWHERE = ("--state-dir", "/dev/null/state")
     [
         (("--enforce", "--pods", "cgroups"), 2, "with --pods cgroups no pod's spec is known"),
         (("--node-cgroup", "outrace-test-missing"), 2, "outrace-test-missing"),
-        (("--pods", "kubelet:http://127.0.0.1:9", "--evict-by", "api"), 2, "give --kubeconfig FILE"),
-        (("--pods", "kubelet:http://127.0.0.1:9"), 1, "/dev/null/state"),
+        (("--pods", "kubelet:https://127.0.0.1:9"), 2, "give --kubeconfig FILE"),
+        (("--pods", "kubelet:http://127.0.0.1:9"), 2, "names no https URL"),
     ],
 )
 def test_a_start_is_refused(arguments: tuple[str, ...], code: int, expected: str) -> None:

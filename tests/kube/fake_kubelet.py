@@ -1,4 +1,4 @@
-"""A kubelet: /pods, /configz; with TLS that is 10250, without the read-only port."""
+"""A kubelet: /pods, /configz."""
 
 import ssl
 
@@ -22,7 +22,7 @@ class FakeKubelet(FakeServer):
             reply.body(403, message.encode(), {"Content-Type": "text/plain"})
         elif path == "/pods":
             reply.json(200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods})
-        elif path == "/configz" and self.context is not None:
+        elif path == "/configz":
             reply.json(200, {"kubeletconfig": self.config})
         else:
             reply.body(404, b"404 page not found\n", {"Content-Type": "text/plain"})

@@ -59,18 +59,6 @@ def test_what_a_kubelet_knows(kubelet: FakeKubelet, client: KubeletClient) -> No
     assert client.pods(name) == ()
 
 
-def test_the_read_only_port_is_sent_no_token() -> None:
-    server = FakeKubelet()
-    server.pods = [pod("a")]
-    client = KubeletClient(kubelet_config(server.url, KubeletTrust(), fixed("secret")))
-    assert client.pods(name) == ("a",)
-    with pytest.raises(errors.NotFound, match="404 page not found"):
-        client.configz()
-    assert all("Authorization" not in one.headers for one in server.asked)
-    client.close()
-    server.close()
-
-
 def test_another_process_on_its_port_gets_nothing(kubelet: FakeKubelet, client: KubeletClient, tmp_path: Path) -> None:
     client.pods(name)
     kubelet.context = Authority(tmp_path, "impostor").issue("node-1.impostor", "node-1", "127.0.0.1").server_context()

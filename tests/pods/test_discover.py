@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.run import _announce
 from monitor.errors import ConfigError, MonitorError
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import feed, installations
@@ -25,31 +24,28 @@ from tests.commands import run
 from tests.daemon.config_files import kubeconfig
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
+from tests.kube.fake_tls import Authority
 from tests.pods.cluster import NODE, a_pod
 from tests.waiting import until
 
 api = live.fixture(lambda: closing(FakeApiServer()))
-kubelet = live.fixture(lambda: closing(FakeKubelet()))
 
 
 @pytest.fixture
-def access(api: FakeApiServer, kubelet: FakeKubelet, tmp_path: Path) -> Access:
-    """With a kubelet whose read-only port serves."""
-    return Access(kubelet=process(kubelet, kubeconfig(tmp_path / "k", api.url)))
+def access(api: FakeApiServer, tmp_path: Path) -> Access:
+    return Access(kubelet=process(kubeconfig(tmp_path / "k", api.url)))
 
 
-def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **more: Any) -> NodeKubelet:
-    """A kubelet whose read-only port is the fake's."""
-    ports = {"readOnlyPort": kubelet.port} if kubelet is not None else {}
+def process(config: Path | None = None, **more: Any) -> NodeKubelet:
     path = Path("/var/lib/kubelet/config.yaml")
-    return NodeKubelet("kubeadm", config_path=path, config=ports, kubeconfig=config, **more)
+    return NodeKubelet("kubeadm", config_path=path, kubeconfig=config, **more)
 
 
 @pytest.mark.parametrize(
     ("server", "spec", "why", "tried"),
     [
         ("ready", "apiserver", "(the kubelet's own {made}) answers", ()),
-        # The rule that is missing is named. The port without authentication is never taken by itself.
+        # The rule that is missing is named.
         ("forbids", "cgroups", "no pods of a cluster can be had", ('resources: ["pods"], verbs',)),
         # The node boots: a guess would rank wrongly for as long as the daemon lives.
         ("away", "apiserver", "whose servers do not answer yet", ("refused",)),
@@ -58,7 +54,6 @@ def process(kubelet: FakeKubelet | None = None, config: Path | None = None, **mo
 def test_what_is_chosen(
     access: Access,
     api: FakeApiServer,
-    kubelet: FakeKubelet,
     tmp_path: Path,
     server: str,
     spec: str,
@@ -75,28 +70,12 @@ def test_what_is_chosen(
     assert why.format(made=tmp_path / "k") in found.why
     assert found.kubelet
     assert all(words in line for line, words in zip(found.tried, tried, strict=True)), found.tried
-    assert kubelet.asked == []
-
-
-def test_a_list_without_authentication_is_taken_where_it_is_given(
-    kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(installations, "find_kubelet", lambda: process(kubelet))
-    monkeypatch.setattr("monitor.pods.access.find_kubelet", lambda: process(kubelet))
-    given = f"kubelet:{kubelet.url}"
-    assert settle(RunConfig())[0].spec == "cgroups"
-    config = RunConfig(pods=given, enforce=True, node_name="n")
-    choice, _ = settle(config)
-    assert choice.spec == given
-    for enforce in (False, True):
-        _announce(dataclasses.replace(config, enforce=enforce), choice, False)
-        assert ("is not authenticated" in capfd.readouterr().err) == enforce
 
 
 @pytest.mark.parametrize("text", ["{", "kind: Config", "clusters: [7]"])
 def test_credentials_that_cannot_be_read_are_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "k").write_text(text)
-    found = choose(Access(kubelet=process(None, tmp_path / "k")), tmp_path / "none")
+    found = choose(Access(kubelet=process(tmp_path / "k")), tmp_path / "none")
     assert found.spec == "cgroups"
     assert str(tmp_path / "k") in found.tried[0]
 
@@ -136,7 +115,7 @@ def test_what_was_found_is_not_looked_for_again(
     """The kubelet is away when the helper is started again: by the host's name there would be no pods at all."""
     made = kubeconfig(tmp_path / "k", api.url)
     flags = {"hostname-override": "node-9", "cert-dir": "/pki"}
-    there = dataclasses.replace(process(None, made, flags=flags), config={"port": 4321})
+    there = dataclasses.replace(process(made, flags=flags), config={"port": 4321})
     monkeypatch.setattr(installations, "find_kubelet", lambda: there)
     choice, access = settle(RunConfig())
     assert choice.spec == "apiserver"
@@ -163,14 +142,17 @@ def test_given_servers_that_cannot_be_had_are_refused_at_the_start(
 
 @pytest.mark.parametrize("kind", ["kubelet", "apiserver"])
 def test_ends_of_pods_and_a_server_that_is_away_are_reported(
-    api: FakeApiServer, kubelet: FakeKubelet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+    api: FakeApiServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     """By the source as the helper opens it."""
+    authority = Authority(tmp_path)
+    kubelet = FakeKubelet(authority.issue(NODE).server_context())
     monkeypatch.setattr("monitor.pods.access.find_kubelet", NodeKubelet)
     monkeypatch.setattr(feed, "POLL_S", 0.05)
     kubelet.pods = pods = [api.store.create("pods", a_pod(name, f"uid-{name}")) for name in ("held", "hog")]
     spec = f"kubelet:{kubelet.url}" if kind == "kubelet" else kind
-    config = RunConfig(pods=spec, node_name=NODE, kubeconfig=str(kubeconfig(tmp_path / "k", api.url)))
+    made = str(kubeconfig(tmp_path / "k", api.url))
+    config = RunConfig(pods=spec, node_name=NODE, kubeconfig=made, kubelet_ca=str(authority.certificate))
     found = list[tuple[str, ...]]()
     ends = Ends(lambda *evicted: found.append(evicted), lambda ending: found.append((ending,)))
     with closing(open_for(config, Hierarchy(2, tmp_path), 1 << 30, state_dir=tmp_path, ends=ends)) as source:
@@ -186,6 +168,7 @@ def test_ends_of_pods_and_a_server_that_is_away_are_reported(
         assert found == [("uid-held",), ("uid-hog", "shop/hog", "low")]
         (kubelet if kind == "kubelet" else api).refuse()
         until(lambda: source.is_failing, "a refused connection")
+    kubelet.close()
 
 
 def test_in_a_pod_the_name_of_the_node_has_to_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
