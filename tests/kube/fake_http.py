@@ -104,12 +104,11 @@ class Fault:
 
 
 class FakeServer:
-    """Begins to listen at once, on ``host`` and a port that it keeps. ``tokens``: those that may ask; None: all."""
+    """Begins to listen at once, on a port that it keeps. ``tokens``: those that may ask; None: all."""
 
-    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.context = context
-        self.host = host
-        self.port = 0 if ":" in host else reserved(self)
+        self.port = reserved(self)
         self.tokens: set[str] | None = None
         self.faults: list[Fault] = []
         self.asked: list[Asked] = []
@@ -122,14 +121,12 @@ class FakeServer:
 
     @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.context else 'http'}://{host}:{self.port}"
+        return f"{'https' if self.context else 'http'}://127.0.0.1:{self.port}"
 
     def listen(self) -> None:
         """Listen (again): on the port it had."""
         self.ended = threading.Event()
         self._http = _Http(self)
-        self.port = self._http.server_address[1]
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
     def refuse(self) -> None:
@@ -193,8 +190,7 @@ class _Http(http.server.ThreadingHTTPServer):
 
     def __init__(self, fake: FakeServer) -> None:
         self.fake = fake
-        self.address_family = socket.AF_INET6 if ":" in fake.host else socket.AF_INET
-        super().__init__((fake.host, fake.port), _Handler)
+        super().__init__(("127.0.0.1", fake.port), _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         sock, address = super().get_request()

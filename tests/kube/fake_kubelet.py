@@ -7,11 +7,11 @@ from tests.kube.fake_store import Object
 
 
 class FakeKubelet(FakeServer):
-    def __init__(self, context: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.pods: list[Object] | None = []
         self.config: Object = {"evictionHard": {"memory.available": "100Mi"}, "cgroupDriver": "systemd"}
         self.forbidden: set[str] = set()  # paths
-        super().__init__(context, host)
+        super().__init__(context)
 
     def answer(self, asked: Asked, reply: Reply) -> None:
         path = asked.path
