@@ -21,8 +21,6 @@ from monitor.kernel.disks import DEADLINE_S, NOTHING, Disks, Usage, tree_usage
 from monitor.pods.model import FoundPod
 from monitor.policy.stats import PodStats
 
-#: Annotations of earlier versions, which named directories.
-_NOTES = ("outrace/rootfs.", "outrace/volume.")
 #: Volumes the kubelet makes on the node itself. The others may be a network file system, which could hang.
 _LOCAL_PLUGINS = ("empty-dir", "configmap", "git-repo", "secret", "projected", "downward-api")
 #: Those whose files count against the pod, if they are on disk.
@@ -98,8 +96,6 @@ class _Look:
         pod = self.found.pod
         names = (*(c.name for c in (*pod.containers, *pod.init_containers)), *self.found.containers)
         containers: dict[str, dict[str, Usage]] = {name: {} for name in names}
-        for key in (key for key in pod.annotations if key.startswith(_NOTES)):
-            self._problem(f"metadata.annotations[{key}] has no effect any more; remove it")
         ephemeral = self._logs(containers)
         for name, cgroup in self.found.containers.items():
             try:

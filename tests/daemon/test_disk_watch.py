@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from monitor.errors import MonitorError
 from monitor.kernel.disks import file_system
 from monitor.pods import storage
 from monitor.pods.model import FoundPod
@@ -221,8 +222,12 @@ def test_a_pod_is_measured_again_when_it_is_due_and_not_before(bench: Bench) -> 
     assert watch.pod_stats("uid-a") is None
 
 
-def test_problems_of_a_pod_are_reported_once(bench: Bench) -> None:
-    bench.add(pod("a", annotations={"outrace/rootfs.c": "relative"}), 2 * MI)
+def test_problems_of_a_pod_are_reported_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(_: FoundPod) -> int:
+        raise MonitorError("no permission")
+
+    monkeypatch.setattr("monitor.pods.storage.process_count", unreadable)
+    bench.add(pod("a"), 2 * MI)
     watch = bench.open({"nodefs.available": "7Mi"}, start=False)
     watch._turn()
     for _ in range(2):
@@ -230,4 +235,4 @@ def test_problems_of_a_pod_are_reported_once(bench: Bench) -> None:
         found = watch._measured["uid-a"]
         watch._measured = {"uid-a": replace(found, at_s=found.at_s - 100)}
     assert [level for level, *_ in bench.log.lines] == ["warning"]
-    assert "metadata.annotations[outrace/rootfs.c] has no effect any more" in bench.log.lines[0][1]
+    assert "pod ns/a: no permission" in bench.log.lines[0][1]

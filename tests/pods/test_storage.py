@@ -121,17 +121,6 @@ def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
     )
 
 
-def test_annotations_name_no_directories(roots: Roots, disk: Path) -> None:
-    """Usage was hidden with them, and counted by them: they are reported, and not followed."""
-    put(disk / "layer" / "file", 3 * PAGE)
-    one = found_pod(annotations={"outrace/rootfs.c": str(disk / "layer"), "outrace/volume.v": str(disk / "layer")})
-    found = measure(one, roots)
-    assert found.stats.ephemeral_storage() == 0
-    assert found.problems == tuple(
-        f"pod ns/a: metadata.annotations[{key}] has no effect any more; remove it" for key in one.pod.annotations
-    )
-
-
 def test_processes_of_the_containers_or_of_the_whole_pod(roots: Roots) -> None:
     with live.cgroup("storage") as parent:
         inside, sandbox = (cgroupfs.make(parent / name) for name in ("c", "pause"))
