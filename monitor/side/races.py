@@ -5,6 +5,7 @@ One object with a descriptor and a deadline for the helper's main loop; what can
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -71,6 +72,7 @@ class Races:
         self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order)
         self._victims, self._look_due_s = Worker("victims", 1), 0.0
         self._kernels: tuple[Victim | None, bool] = None, False
+        self._looked_s = -math.inf
         self._received = self._stored = 0  # of `RaceMessage`; those of them that are judged and stored
 
     def _open_recorder(self) -> Recorder:
@@ -84,21 +86,27 @@ class Races:
         """Uids of the pods that may be evicted, by the figures of this moment."""
         return [one.uid for one in evictable(eviction_order(self.node, self.figures, self.figures.is_counted()))]
 
-    def kernels_victim(self) -> tuple[Victim | None, bool]:
+    def kernels_victim(self, *, waits: bool = False) -> tuple[Victim | None, bool]:
         """The process that the kernel would kill, and whether the policy would evict another pod; (None, False) while
-        no threshold is near. Of the last look, which an earlier call asked for: /proc is not waited for.
+        no threshold is near, or not known. ``waits``: look in this call (it walks /proc), if that is due. Otherwise it
+        is of a look that an earlier call asked for.
         """
-        if time.monotonic() >= self._look_due_s:
-            self._look_due_s = time.monotonic() + _LOOK_S
-            self._victims.submit(self._look_for_victim)
-        return self._kernels
+        now_s = time.monotonic()
+        if now_s >= self._look_due_s:
+            self._look_due_s = now_s + _LOOK_S
+            if waits:
+                self._look_for_victim()
+            else:
+                self._victims.submit(self._look_for_victim)
+        is_of_now = self.figures.stats.get("armed") and now_s - self._looked_s < 2 * _LOOK_S
+        return self._kernels if is_of_now else (None, False)
 
     def _look_for_victim(self) -> None:
         found: tuple[Victim | None, bool] = None, False
         with suppress(MonitorError, OSError, LookupError, ValueError):  # of processes that go
             if self.figures.stats.get("armed"):
                 found = kernels_victim(self.node, self.figures)
-        self._kernels = found
+        self._kernels, self._looked_s = found, time.monotonic()
 
     def take_config(self, config: RunConfig) -> None:
         """Other thresholds and receivers of alerts are in force. From any thread."""
