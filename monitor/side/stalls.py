@@ -234,7 +234,10 @@ class Stalls:
         one.loads.append(now)
         while len(one.loads) > 2 and one.loads[1].ts_ns <= now.ts_ns - stall.WINDOW_NS:
             one.loads.popleft()
-        if len(one.loads) > 1 and stall.waited(one.loads[-2], now) > one.rule.share / 2:
+        is_wait = (
+            one.name != stall.SWAP and len(one.loads) > 1
+        )  # swap in use is a level: it stays near its line for hours
+        if is_wait and stall.waited(one.loads[-2], now) > one.rule.share / 2:
             one.due_ns = now.ts_ns + NEAR_NS
         again = one.again
         if again is not None and again.since_ns < max(self._acted_ns, now.ts_ns - 2 * one.rule.grace_ns):
@@ -260,8 +263,13 @@ class Stalls:
         told = one.reported
         if told is None or not told.cause or told.why not in (stall.GREW, stall.SWAPPED):
             return stall.CALM
-        took = one.cause_kept - one.before.get(told.cause, NOTHING).kept
-        if self._has.kept(told.cause) >= one.cause_kept - took // 2 and told.cause in self.node.pods:
+        if told.why == stall.SWAPPED:
+            has = self._has.swapped([told.cause]).get(told.cause)
+            keeps = has is None or 2 * has >= told.grew
+        else:
+            took = one.cause_kept - one.before.get(told.cause, NOTHING).kept
+            keeps = self._has.kept(told.cause) >= one.cause_kept - took // 2
+        if keeps and told.cause in self.node.pods:
             return stall.CALM
         return stall.EVICTED if self._was_evicted(told.cause, was.since_ns) else stall.FREED
 
@@ -306,8 +314,8 @@ class Stalls:
             return False
         if now_ns - max(self._asked_ns, self._acted_ns) < EVICT_PACE_NS:
             return False
-        if now_ns - now.since_ns > max(EVICT_FOR_NS, 2 * one.rule.grace_ns):
-            return False
+        if now_ns - now.since_ns > max(EVICT_FOR_NS, 2 * one.rule.grace_ns) and one.name != stall.SWAP:
+            return False  # which pod has most of swap is known at any time
         mean = again.waited_ns / (now_ns - again.since_ns)
         goes_round = one.name == stall.SWAP or all(map(stall.goes_round, (one.loads, [origin, one.loads[-1]])))
         return again.above_ns == now_ns and mean > one.rule.share and goes_round

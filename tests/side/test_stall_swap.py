@@ -52,3 +52,28 @@ def test_on_v1_swap_is_what_memory_and_swap_have_more_than_memory(tmp_path: Path
     node.node.hierarchy = Hierarchy(1, tmp_path)
     write(node.root / "hog", {"memory.memsw.usage_in_bytes": 90 * MIB, "memory.usage_in_bytes": 60 * MIB})
     assert Sizes(node.node, node.stalls.figures).swapped(["hog", "third", "gone"]) == {"hog": 30 * MIB}
+
+
+@pytest.mark.parametrize(("left", "over"), [(30, "calm"), (10, "freed")])
+def test_how_a_full_swap_ended_is_read_from_swap_not_from_memory(tmp_path: Path, left: int, over: str) -> None:
+    """A pod that is swapped out has less memory, and has freed nothing."""
+    node = Node(tmp_path / "node", "swap.used>90%,grace=10s")
+    node.swapped, node.swap, node.sizes["reader"] = {"reader": 30, "hog": 0, "third": 0}, (0.95, 128 * MIB), (100, 0)
+    for _ in range(14):
+        node.second()
+    node.swap, node.swapped["reader"], node.sizes["reader"] = (0.5, 128 * MIB), left, (1, 0)
+    for _ in range(7):
+        node.second()
+    assert [one.over for one in node.events()][-1] == over
+
+
+def test_a_swap_that_stays_full_is_acted_on_after_hours_too(tmp_path: Path) -> None:
+    """What hot refuses it refuses for a reason that may last: a threshold is met while swap is full."""
+    node = Node(tmp_path / "node", "swap.used>90%,grace=10s,evict")
+    node.swapped, node.swap, node.takes = {"reader": 30, "hog": 0, "third": 0}, (0.95, 128 * MIB), False
+    for _ in range(150):
+        node.second()
+    node.takes = True
+    for _ in range(60):
+        node.second()
+    assert [one.pod for one in node.sent][:1] == ["reader"]
