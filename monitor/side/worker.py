@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
+
+from monitor.errors import MonitorError
 
 Job = Callable[[], object]
 
@@ -15,8 +18,8 @@ Job = Callable[[], object]
 class Worker:
     """Runs jobs one after the other on its own daemon thread.
 
-    ``on_error(error)`` is called at the first failure of a row with the same errno, ``on_recovered()`` at the first
-    success after that. ``retry_s`` (seconds) is the pause between two tries of a failed job; None drops it.
+    ``on_error(error)``, of an OSError or MonitorError, is called at the first failure of a row with the same errno or
+    text, ``on_recovered()`` at the first success after that. ``retry_s`` (seconds) is the pause between two tries of a failed job; None drops it.
     """
 
     def __init__(
@@ -25,12 +28,12 @@ class Worker:
         capacity: int = 1024,
         *,
         retry_s: float | None = None,
-        on_error: Callable[[OSError], None] | None = None,
+        on_error: Callable[[Any], object] | None = None,
         on_recovered: Callable[[], None] | None = None,
     ) -> None:
         self.dropped = 0
         self.failures = 0
-        self.failing: OSError | None = None  # the last error while it lasts
+        self.failing: OSError | MonitorError | None = None  # the last error while it lasts
         self._capacity = capacity
         self._retry_s = retry_s
         self._on_error = on_error
@@ -44,13 +47,15 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Job, key: object = None, final: bool = True) -> bool:
-        """Queue a job, in the place of one with the same ``key`` that waits.
+        """Queue a job, in the place of one with the same ``key`` that waits, unless that is ``final`` and this is not.
 
         Without room the oldest job that is not ``final`` is dropped, as a newer one will come; else this one. False if
         a final one was dropped.
         """
         key = object() if key is None else key
         with self._changed:
+            if not final and self._jobs.get(key, (job, False))[1]:
+                return True
             self._jobs[key] = job, final
             self._changed.notify()
             if len(self._jobs) <= self._capacity:
@@ -102,9 +107,9 @@ class Worker:
     def _attempt(self, job: Job) -> bool:
         try:
             job()
-        except OSError as error:
+        except (OSError, MonitorError) as error:  # another one ends the thread, and is a defect
             self.failures += 1
-            new = self.failing is None or self.failing.errno != error.errno
+            new = _kind(self.failing) != _kind(error)
             self.failing = error
             if new and self._on_error is not None:
                 self._on_error(error)
@@ -114,3 +119,7 @@ class Worker:
             if self._on_recovered is not None:
                 self._on_recovered()
         return True
+
+
+def _kind(error: OSError | MonitorError | None) -> object:
+    return error.errno if isinstance(error, OSError) else error and str(error)

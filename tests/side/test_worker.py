@@ -40,7 +40,8 @@ def test_a_newer_job_takes_the_place_of_the_one_with_its_key_and_what_is_not_fin
     worker = Worker("test", capacity=3)
     worker.submit(lambda: (started.set(), go.wait(TIMEOUT_S)), "a")
     assert started.wait(TIMEOUT_S)
-    for name, final in (("a1", False), ("b1", False), ("a2", True), ("c1", True), ("d1", True), ("e1", False)):
+    a, b, c = ("a1", False), ("b1", False), ("c1", True)
+    for name, final in (a, b, ("a2", True), ("a3", False), c, ("d1", True), ("e1", False)):
         assert worker.submit(lambda name=name: ran.append(name), name[0], final)
     assert not worker.submit(lambda: ran.append("f1"), "f")
     assert (worker.dropped, worker.undone) == (3, ["a", "a", "c", "d"])
@@ -72,11 +73,12 @@ def test_a_failed_job_is_tried_again_before_the_next_and_reported_once_per_errno
     assert (worker.failures, worker.failing, worker.dropped) == (3, None, 0)
 
 
-def test_without_retry_a_failed_job_is_dropped_and_the_next_runs() -> None:
+@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "gone"), MonitorError("not possible", "")])
+def test_without_retry_a_failed_job_is_dropped_and_the_next_runs(error: Exception) -> None:
     ran: list[int] = []
 
     def fail() -> None:
-        raise BrokenPipeError(errno.EPIPE, "gone")
+        raise error
 
     worker = Worker("test")
     worker.submit(fail)
