@@ -20,7 +20,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
 from monitor.settings.config import STATE_DIR
-from monitor.side.incidents import FOLDER, OLD_FILE, IncidentReader
+from monitor.side.incidents import FOLDER, OLD_FILE, IncidentReader, UnknownIncident
 
 #: Columns where stdout is no terminal.
 _WIDTH = 120
@@ -43,7 +43,8 @@ class Moment(click.ParamType[float]):
 def complain(reader: IncidentReader) -> None:
     """After what could be read: what could not."""
     if (old := reader.path.with_name(OLD_FILE)).exists():
-        click.echo(f"incidents of outrace 0.2 and before, in {old}, are not shown: that version reads them", err=True)
+        text = "are not shown: outrace 0.1 reads them, and you may delete that file"
+        click.echo(f"incidents of an earlier version, in {old}, {text}", err=True)
     if reader.unreadable:
         raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged and not shown")
 
@@ -53,8 +54,12 @@ def reading(given: str | None, no_daemon: bool) -> Iterator[tuple[IncidentReader
     """The incidents of the daemon's state directory, else of the default one. One line for unreadable files."""
     daemon = choose_daemon(("state_dir",), no_daemon, f"incidents stored in {STATE_DIR}")
     state_dir = daemon.config.state_dir if daemon is not None else given or STATE_DIR
+    reader = IncidentReader(Path(state_dir) / FOLDER)
     try:
-        yield IncidentReader(Path(state_dir) / FOLDER), state_dir
+        yield reader, state_dir
+    except UnknownIncident:
+        complain(reader)
+        raise
     except BrokenPipeError:
         raise  # `head` has seen enough
     except PermissionError as error:

@@ -23,6 +23,15 @@ def replace_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory on disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @dataclass(frozen=True)
 class JsonFolder:
     """A directory of files ``NAME.json``, of which the newest ``keep`` stay. Its methods raise OSError."""

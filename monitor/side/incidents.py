@@ -8,16 +8,18 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from monitor import documents
 from monitor.errors import MonitorError
-from monitor.kernel.durable import JsonFolder
-from monitor.owner import ChangeableError, changed_by, check_alone, mend
+from monitor.kernel.durable import JsonFolder, sync_directory
+from monitor.owner import ChangeableError, changed_by, check_alone, mend, others
 from monitor.side.export.log import Log
 
 FOLDER = "incidents"
@@ -45,7 +47,7 @@ def unix_time(text: str) -> float:
 
 
 def _name(key: str) -> str:
-    return key.encode()[:_NAME_BYTES].decode(errors="ignore")
+    return key.encode(errors="replace")[:_NAME_BYTES].decode(errors="ignore")
 
 
 def _pods(incident: Mapping[str, Any]) -> list[str]:
@@ -62,8 +64,8 @@ def _pods(incident: Mapping[str, Any]) -> list[str]:
 class IncidentReader:
     """Answers questions about the directory ``path``, which need not exist. All of them may block.
 
-    They raise OSError, and MonitorError where root would read what others can change. Files that hold no incident are
-    left out of the answer and counted in ``unreadable``.
+    They raise OSError, and MonitorError where others can change the directory that root would read. Files that hold no
+    incident, or that another user can change, are left out of the answer and counted in ``unreadable``.
     """
 
     path: Path
@@ -132,6 +134,8 @@ class IncidentReader:
 
     def _names(self) -> Ids:
         """Of the files, the oldest first."""
+        if os.geteuid() == 0 and self.path.exists() and (problem := changed_by(self.path)):
+            raise MonitorError(problem, f"{mend(problem)}, or read it as another user")
         try:
             return [name.removesuffix(".json") for name in JsonFolder(self.path).listed()]
         except FileNotFoundError:
@@ -140,17 +144,21 @@ class IncidentReader:
     def _read(self, name: str) -> Incident | None:
         """None for one that has been deleted or is damaged."""
         path = self.path / f"{name}.json"
+
+        def check(fd: int) -> None:
+            if os.geteuid() == 0 and (problem := others(path, os.fstat(fd))):  # root has no other user's file parsed
+                raise PermissionError(problem)
+
         try:
-            if os.geteuid() == 0 and (problem := changed_by(path)):  # root has no other user's file parsed
-                raise MonitorError(problem, f"{mend(problem)}, or read it as another user")
-            incident: Incident = json.loads(documents.read_bytes(path))
+            incident: Incident = json.loads(documents.read_bytes(path, opened=check))
             for key in ("start", "end"):
                 unix_time(incident[key])
-            if not (isinstance(incident["id"], str) and isinstance(incident["verdict"], str)):
-                raise TypeError("its id or verdict is no text")
+            if not all(isinstance(incident[key], str) for key in ("id", "verdict", "domain")):
+                raise TypeError("its id, verdict or domain is no text")
+            _pods(incident), [*incident["flags"]]
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, LookupError, RecursionError):
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             self.unreadable += 1
             return None
         return incident
@@ -177,6 +185,7 @@ class IncidentStore(IncidentReader):
 
     def __post_init__(self) -> None:
         self._of: dict[str, str] = {}  # name -> the pods of it, for those that were compared
+        self._newest_ns = 0  # modification time of the newest file; 0: not known yet
 
     def record(self, incident: Mapping[str, Any]) -> None:
         """`add` as a worker's job: raises an OSError that may pass; logs other errors and counts them in `lost`."""
@@ -201,12 +210,26 @@ class IncidentStore(IncidentReader):
         try:
             check_alone(self.path)
             folder.replace(f"{name}.json", data)
+            self._settle(self.path / f"{name}.json")
             self._of[name] = ",".join(_pods(incident))
             self._make_room(folder, name)
         except (OSError, ChangeableError) as error:
             self.problem = str(error)
             raise
         self.problem = ""
+
+    def _settle(self, path: Path) -> None:
+        """Make a file the newest, also where the clock was set back, and its name durable."""
+        if not self._newest_ns:
+            with os.scandir(self.path) as entries:
+                for one in entries:
+                    if one.name.startswith(".") and one.name.endswith(".tmp"):  # of a writer that was killed
+                        os.unlink(one)
+                    else:
+                        self._newest_ns = max(self._newest_ns, one.stat(follow_symlinks=False).st_mtime_ns)
+        self._newest_ns = max(time.time_ns(), self._newest_ns + 1)
+        os.utime(path, ns=(self._newest_ns, self._newest_ns))
+        sync_directory(self.path)
 
     def _make_room(self, folder: JsonFolder, but: str) -> None:
         """Delete until the rest fits: of the namespace with most incidents, there of the pods with most, the oldest. A
@@ -219,7 +242,8 @@ class IncidentStore(IncidentReader):
                 break
             spaces, whole = Counter(one.partition("/")[0] for one in pods.values()), Counter(pods.values())
             gone = max(pods, key=lambda name: (spaces[pods[name].partition("/")[0]], whole[pods[name]]))
-            folder.remove(f"{gone}.json")
+            with suppress(OSError):  # one that cannot be removed counts no more
+                folder.remove(f"{gone}.json")
             del sizes[gone]
         self._of = {name: pods for name, pods in self._of.items() if name in sizes}
         self.stored = len(sizes)

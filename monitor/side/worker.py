@@ -19,7 +19,8 @@ class Worker:
     """Runs jobs one after the other on its own daemon thread.
 
     ``on_error(error)``, of an OSError or MonitorError, is called at the first failure of a row with the same errno or
-    text, ``on_recovered()`` at the first success after that. ``retry_s`` (seconds) is the pause between two tries of a failed job; None drops it.
+    text, ``on_recovered()`` at the first success after that. ``retry_s`` (seconds) is the pause between two tries of a
+    failed job; None drops it.
     """
 
     def __init__(

@@ -120,7 +120,9 @@ def test_the_store_of_a_version_before_is_named(tmp_path: Path) -> None:
     IncidentStore(tmp_path / "incidents").add(EVICTION_WON)
     done = incidents("list", "--state-dir", str(tmp_path))
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
-    assert done.stderr.startswith(f"incidents of outrace 0.2 and before, in {tmp_path}/incidents.db, are not shown")
+    told = f"incidents of an earlier version, in {tmp_path}/incidents.db, are not shown"
+    assert done.stderr.startswith(told)
+    assert incidents("show", "20260101", "--state-dir", str(tmp_path)).stderr.startswith(told)
 
 
 def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -301,12 +302,43 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(path: Path, tmp_path: Pat
     assert IncidentReader(path).get("latest") == OWN_LIMIT
 
 
-def test_what_is_no_directory_or_no_file_is_an_error(path: Path) -> None:
+def test_what_is_no_directory_is_an_error_and_what_is_no_file_is_left_out(path: Path) -> None:
     path.parent.mkdir()
     path.touch()
     with pytest.raises(FileExistsError):
         store_at(path).add(OWN_LIMIT)
     path.unlink()
     (path / "fifo.json").mkdir(parents=True)
-    with pytest.raises(OSError, match="not a regular file"):
-        IncidentReader(path).list()
+    reader = IncidentReader(path)
+    assert (reader.list(), reader.unreadable) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    "damage", [{"flags": None}, {"domain": 7}, {"evicted": None}, {"evicted": [1]}, {"start": "-"}]
+)
+def test_json_that_is_no_incident_is_left_out_and_ends_no_store(path: Path, damage: dict[str, Any]) -> None:
+    store_at(path).add(OWN_LIMIT)
+    (path / "0.json").write_text(json.dumps({**OWN_LIMIT, **damage}))
+    reader = IncidentReader(path)
+    assert ([one["id"] for one in reader.list(pod="x/y")], reader.unreadable) == ([], 1)
+    store = IncidentStore(path, keep=1)
+    store.add(EVICTION_WON)
+    assert store.stored == 1
+
+
+def test_a_clock_that_was_set_back_costs_no_new_incident(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = IncidentStore(path, keep=3)
+    for number in range(3):
+        store.add({**OWN_LIMIT, "id": f"old-{number}"})
+    monkeypatch.setattr(time, "time_ns", lambda: 1)
+    later = IncidentStore(path, keep=3)
+    for number in range(3):
+        later.add({**OWN_LIMIT, "id": f"new-{number}"})
+    assert [one["id"] for one in later.all()] == ["new-0", "new-1", "new-2"]
+
+
+def test_what_a_killed_writer_left_goes(path: Path) -> None:
+    store_at(path).add(OWN_LIMIT)
+    (path / ".20260101.tmp").touch()
+    store_at(path).add(OWN_LIMIT)
+    assert [one.name for one in path.iterdir()] == [f"{OWN_LIMIT['id']}.json"]
