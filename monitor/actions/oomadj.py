@@ -21,6 +21,8 @@ from monitor.policy.releases import CURRENT, Era
 #: A runtime moves a process into its cgroup first and sets its value a moment later: in observe mode look after that.
 #: Of a pod with many processes later, by so much for each: a look takes 60 us, so that looks cost 5 % of a CPU.
 _SETTLE_NS, _PACE_NS = 1_000_000_000, 1_200_000
+#: ... also where processes go on to appear: a pod that forks all the time is looked at this often.
+_MOST_SETTLE_NS = 5_000_000_000
 #: Processes looked at in one turn of the main loop.
 _TURN = 128
 #: Cgroups of a pod whose processes are listed, 27 us each: those in later ones have what they inherit. A pod counts as
@@ -69,7 +71,9 @@ class OomScores:
         self._denial_reported = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
-        self._waiting: dict[str, int] = {}  # uid of a pod that is to be looked at -> when (CLOCK_MONOTONIC ns)
+        self._waiting: dict[
+            str, tuple[int, int]
+        ] = {}  # uid -> since when, and when it is to be looked at (monotonic ns)
         self._rest: dict[str, int] = {}  # uid of one that was looked at in part -> up to which pid
         #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.process_watch`): their values are
         #: compared when they are their own again.
@@ -126,8 +130,9 @@ class OomScores:
     def look_soon(self, uid: str) -> None:
         """Processes appeared in a pod: look at all that it will have when they are settled."""
         if uid in self._pods:
-            wait_ns = max(_SETTLE_NS, _PACE_NS * self._pods[uid].size)
-            self._waiting.setdefault(uid, time.monotonic_ns() + wait_ns)
+            now, wait_ns = time.monotonic_ns(), max(_SETTLE_NS, _PACE_NS * self._pods[uid].size)
+            first, _ = self._waiting.get(uid, (now, 0))
+            self._waiting[uid] = first, min(now + wait_ns, first + max(wait_ns, _MOST_SETTLE_NS))
 
     def on_process(self, pid: int, cgroup_id: int) -> None:
         """A process appeared in the pod with this cgroup id (a fork, an exec, or moved in)."""
@@ -152,12 +157,12 @@ class OomScores:
         """Nanoseconds until `settle` has something to do; None if nothing waits."""
         if self._rest:
             return 0
-        return max(0, min(self._waiting.values()) - time.monotonic_ns()) if self._waiting else None
+        return max(0, min(due for _, due in self._waiting.values()) - time.monotonic_ns()) if self._waiting else None
 
     def settle(self) -> None:
         """Look at the pods that are due, at `_TURN` processes; at the others in the next turn."""
         now, left = time.monotonic_ns(), _TURN
-        due = [(uid, 0) for uid, due_ns in self._waiting.items() if due_ns <= now]
+        due = [(uid, 0) for uid, (_, due_ns) in self._waiting.items() if due_ns <= now]
         for uid, since in [*self._rest.items(), *due]:
             if left <= 0:
                 break

@@ -27,8 +27,9 @@ POD_CGROUP = "outrace/cgroup"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _LISTS = ("List", "PodList")
-#: Of two writes within a tick of the kernel the second may leave the times as they are: 10 ms with CONFIG_HZ=100.
-_TICK_NS = 20_000_000
+#: Of two writes within a tick of its times the second may leave a file's stamp as it is: 2 s on vfat, 1 s on ext3; and
+#: a server's clock is another one. A time in the future is as good as an old one.
+_TICK_NS = 3_000_000_000
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ def read(path: Path, known: Parsed | None = None) -> Parsed | None:
         stamp = at.st_mtime_ns, at.st_ctime_ns, at.st_size, at.st_ino, at.st_dev
         if known is not None and known.stamp == stamp:
             return known
-        settled = time.time_ns() - max(at.st_mtime_ns, at.st_ctime_ns) > _TICK_NS
+        settled = abs(time.time_ns() - max(at.st_mtime_ns, at.st_ctime_ns)) > _TICK_NS
         data = read_alone(path)
+        settled &= os.path.samestat(at, os.stat(path))  # a link may lead elsewhere by now
     except ChangeableError as e:
         return Parsed(problems=(f"{path}: {e.problem}, who could have any pod killed; {mend(e.problem)}",))
     except documents.NotAFileError as e:

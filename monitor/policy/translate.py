@@ -166,6 +166,8 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
     origins: dict[str, str] = {}
     for flag, text, place in _flags(arguments, where):
         if flag == _GATES_FLAG:
+            if place:  # of a file: a shell has expanded the variables of a command line
+                _check_literal(flag, text, place)
             gates = filter(None, map(str.strip, text.split(",")))
             others += [f"{flag}={gate}" for gate in gates if gate.partition("=")[0].strip() not in GATES]
         if flag in WITHOUT:
@@ -187,8 +189,7 @@ def translate(arguments: Sequence[str], where: Sequence[str] = ()) -> Translatio
 def _value(flag: str, text: str, place: str, given: Mapping[str, Any]) -> Any:
     """The value of a flag, with what its field has already. Raises PolicyError."""
     field, read = FIELDS[flag]
-    if "$" in text:
-        raise PolicyError(f"{_at(place)}--{flag}: its value has a variable; write what it stands for")
+    _check_literal(flag, text, place)
     try:
         value = read(text)
     except PolicyError as error:
@@ -196,6 +197,11 @@ def _value(flag: str, text: str, place: str, given: Mapping[str, Any]) -> Any:
     if isinstance(value, dict):
         return given.get(field, {}) | value
     return given.get(field, []) + value if isinstance(value, list) else value
+
+
+def _check_literal(flag: str, text: str, place: str) -> None:
+    if "$" in text:
+        raise PolicyError(f"{_at(place)}--{flag}: its value has a variable; write what it stands for")
 
 
 def _is_carried_over(flag: str, text: str) -> bool:

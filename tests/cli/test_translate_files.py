@@ -92,6 +92,7 @@ def test_flags_after_files_have_the_last_word_and_override_a_configuration(tmp_p
         (b"--kubelet-arg eviction-hard=$HARD\n", "1: --eviction-hard: its value has a variable; write what it stands"),
         (b"--feature-gates=A=true, AllBeta=true\n", "1: 'AllBeta=true' is not a flag of the kubelet: write"),
         (b"--feature-gates=AllBeta=true,$A\n", "1: --feature-gates: its value has a variable; write what it stands"),
+        (b"--feature-gates=$GATES\n", "1: --feature-gates: its value has a variable; write what it stands"),
         (b"--eviction-hard='pid.available<9\n", "1: --eviction-hard: a quote or \\ is not closed"),
         (b"--v=" + b"2" * 70_000, "1: 70004 char"),
         (b"kind: KubeletConfiguration\nevictionhard: {}\n", "unknown key 'evictionhard'; did you mean 'evictionHard'?"),

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 def find_place(config: RunConfig, log: Log) -> Place | None:
     """In the cluster that the pods come from; None where there is no access to its API server."""
-    access, text = Access.found(config), "evictions are only written to the state directory"
+    access, text = Access.found(config), "evictions are in the log and in incidents alone"
     try:
         (server, whose), node = access.api_server(), access.node
     except MonitorError as error:

@@ -308,7 +308,7 @@ class Reports:
                 raise
             # The server will never take it: a quota, an admission webhook, a namespace that is gone.
             self.events_dropped += 1
-            text = "an event is refused; it stays in the state directory"
+            text = "an event is refused, and not sent again"
             self.log.error(text, namespace=namespace, pod=report.record.title, problem=str(error))
         else:
             self.events_sent += 1
