@@ -56,7 +56,7 @@ COMMANDS = {
 }
 #: Command or option that is gone -> what to use instead.
 GONE = {
-    "outrace config example": "`outrace run --help`; only the file has `services`, `stall` and `runbook-url`",
+    "outrace config example": "`outrace run --help`; only the file has `services` and `stall`",
     "outrace config schema": "`outrace config check --config FILE`",
     "outrace daemons": "`outrace doctor`, which shows the daemon that runs here",
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",

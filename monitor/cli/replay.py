@@ -31,7 +31,7 @@ from monitor.policy.signals import MEMORY_SIGNALS, Observation
 from monitor.policy.suspension import Figures
 from monitor.policy.suspension import judge as judge_suspension
 from monitor.race import episode
-from monitor.race.codec import decode, plain
+from monitor.race.codec import RecordError, decode, plain
 from monitor.race.events import Clock, End, event_from_json
 from monitor.race.incident import timestamp
 from monitor.race.verdict import verdict
@@ -132,6 +132,8 @@ class Passes:
         """Go on from a snapshot; where everything before it is known, it has to be what came out here."""
         if not self._complete:
             return
+        if missing := set(State._fields) - set(snapshot.state):
+            raise RecordError(f"Snapshot.state: {', '.join(sorted(missing))} is missing")
         state, last_id = decode(State, snapshot.state), snapshot.last_id
         if self._known and (state, last_id) != (self._state, self._decisions.last_id):
             ours, theirs = [plain(self._state), self._decisions.last_id], [plain(state), last_id]

@@ -56,12 +56,14 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
     found = choose_daemon(flags, no_daemon)
     node = Node(resolve_here(flags).config if found is None else found.config, found, is_live=not is_once)
     is_drawn = output == "table" and not is_once and sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
+    frame: Frame | None = None
     try:
         while True:
+            frame = _next(node, frame)
             if is_drawn:
-                _draw(node.frame())
+                _draw(frame)
             else:
-                _print(node.frame(), output)
+                _print(frame, output)
             if is_once:
                 return
             time.sleep(_REFRESH_S)
@@ -75,6 +77,16 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
         node.close()
 
 
+def _next(node: Node, last: Frame | None) -> Frame:
+    """A frame of now; where none can be made, the last one with the problem. Raises MonitorError without a last one."""
+    try:
+        return node.frame()
+    except MonitorError as error:
+        if last is None:
+            raise
+        return {**last, "problems": [str(error)]}
+
+
 def _print(frame: Frame, output: str) -> None:
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE
     emit(output, frame, lambda: once(frame, width))
@@ -86,8 +98,10 @@ def _print(frame: Frame, output: str) -> None:
 def _draw(frame: Frame) -> None:
     """Show a frame in place of the last one. Bytes: `monitor.cli.main.Harmless` lets no text move the cursor."""
     lines = screen(frame, *shutil.get_terminal_size())
-    shown = _HOME + "\n".join(_ERASE_LINE + _styled(line) for line in lines) + _ERASE_BELOW
-    sys.stdout.buffer.write(shown.encode())
+    # Nothing is erased behind a line: one that fills the width leaves the cursor on its last column.
+    erased = [_ERASE_LINE] * (len(lines) - 1) + [_ERASE_BELOW]
+    shown = "\n".join(erase + _styled(line) for erase, line in zip(erased, lines, strict=True))
+    sys.stdout.buffer.write((_HOME + shown).encode())
     sys.stdout.buffer.flush()
 
 

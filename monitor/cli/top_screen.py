@@ -11,7 +11,7 @@ from monitor.policy.signals import ALLOCATABLE_MEMORY, DOMAIN_OF, MEMORY
 from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 from monitor.race.units import span
 
-#: Pods that are always shown.
+#: Pods that are shown, however few lines there are: the lines above them go first.
 _PODS = 4
 #: Of what is held or wrong, as many lines.
 _NOTICES = 3
@@ -26,8 +26,10 @@ Row = tuple[int | None, Frame]
 def screen(frame: Frame, width: int, height: int) -> list[list[Span]]:
     """At most ``height`` lines of at most ``width`` columns: the first pods alone, where there is no room for all."""
     above, below = [*_above(frame, width, _NOTICES)], [*_below(frame, width)]
+    pods = rows(frame)
+    above = above[: max(1, height - min(_PODS, len(pods)) - 1)]
     count = max(_PODS, height - len(above) - len(below) - 1)
-    shown = [*above, *table(frame, rows(frame)[:count], width), *below]
+    shown = [*above, *table(frame, pods[:count], width), *below]
     return [clip(one, width) for one in shown[:height]]
 
 

@@ -55,8 +55,8 @@ _MARK = b"\xf5REC"
 _HEAD = struct.Struct("<4sIIQI")
 _FIRST_LINE = 32  # bytes, far more than it has
 _SHAPE = {"n": int, "k": str, "v": dict}  # of a record
-#: What reading raises, also where a compressed file was cut off.
-_UNREADABLE = (EOFError, OSError, zlib.error)
+#: What reading raises: a block is compressed.
+_UNREADABLE = (OSError, zlib.error)
 
 
 @dataclass(eq=False)

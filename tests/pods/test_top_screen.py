@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.cli.output import clip, line, plain, shorten, text_of, width_of
+from monitor.cli.top import _next
 from monitor.cli.top_screen import bar_lines, growth_text, marks, once, screen
+from monitor.errors import MonitorError
 from tests.pods import top_frames as frames
 from tests.pods.top_frames import ALLOCATABLE, GI, MEMORY, MI, daemon, domain, frame, pod
 
@@ -84,6 +87,22 @@ def test_the_first_pods_are_shown_where_room_is_short() -> None:
     lines = text(full(), height=16)
     assert len(lines) == 16
     assert any(" ns/a " in one for one in lines)
+
+
+def test_on_a_few_lines_are_pods_not_only_what_is_above_them() -> None:
+    lines = text(full(), height=10)
+    assert (len(lines), sum(" ns/" in one for one in lines)) == (10, 4)
+
+
+def test_a_frame_that_cannot_be_made_leaves_the_last_one_with_the_problem() -> None:
+    class Gone:
+        def frame(self) -> None:
+            raise MonitorError("the cgroup is gone")
+
+    shown = _next(Gone(), full())
+    assert (shown["problems"], shown["pods"]) == (["the cgroup is gone"], full()["pods"])
+    with pytest.raises(MonitorError):
+        _next(Gone(), None)
 
 
 def test_what_a_name_would_do_is_shown() -> None:

@@ -153,3 +153,10 @@ def test_no_memory_capacity_is_refused_where_the_kubelet_dies() -> None:
     given = {"pod": {"metadata": {"name": "p"}, "spec": spec}, "memoryCapacity": 0}
     assert not check_case({**died, "input": given})
     assert check_case({**died, "input": {**given, "memoryCapacity": 1}})
+
+
+def test_the_cases_cover_every_op_and_scenario() -> None:
+    """A case that is lost is a test that does not fail."""
+    assert {case["op"] for name in FILES for case in cases(name)} == set(OPS)
+    scenarios = {case["scenario"] for case in of_op("synchronize")}
+    assert scenarios >= {"disk", "local", "mem", "memsoft", "min-reclaim-walk", "mixed", "pid", "stale"}

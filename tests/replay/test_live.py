@@ -12,7 +12,9 @@ import pytest
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents import FOLDER, IncidentReader
+from monitor.side.recording import Reader
 from tests import live
+from tests.daemon.hold_node import V2
 from tests.replay.decided import recorded
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
@@ -111,3 +113,35 @@ def test_killed_while_recording_it_replays_up_to_there(node: LabNode, tmp_path: 
     found = json.loads(replay(path, "-o", "json").stdout)
     assert found["passes"] > 0
     assert found["differences"] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (("--mode", "hold", "--hold-limit", "1s"), 0),
+        pytest.param(
+            ("--mode", "enforce", "--hard-grace", "1s"),
+            1,
+            marks=pytest.mark.skipif(not V2, reason="--hard-grace needs cgroup v2: the guests of make test-vm have it"),
+        ),
+    ],
+)
+def test_a_pod_that_was_held(node: LabNode, tmp_path: Path, options: tuple[str, ...], given: int) -> None:
+    """Until its time limit, or in its grace; another one until there is room again."""
+    path, pod = tmp_path / "rec", node.add_pod("hog")
+    database = node.add_pod("database", "Guaranteed", request=100 * MIB)
+    with live.daemon(node, *HARD, *options, "--record", str(path), state_dir=tmp_path / "state") as daemon:
+        hogs = [node.start_hog(one, mib=90, ignore_term=1) for one in (pod, database)]
+        for hog in hogs:
+            hog.go()
+        hogs[0].wait()
+        live.message(daemon, "evicted")
+        live.until(lambda: live.metric(daemon, "holds_total") >= 1, "a hold")
+        node.end(hogs[1])
+        live.message(daemon, "incident", final=True)
+        assert lost(daemon) == 0
+        live.ended(daemon)
+        found = check(daemon, path)
+    assert {one["given_s"] for one in found["decisions"]} == {given}
+    with path.open("rb") as file:
+        assert any(record["k"] == "hold_look" for record in Reader(file, "rec").records())
