@@ -13,7 +13,7 @@ from monitor.kernel import cgroupfs, meminfo
 from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import NAMES
-from monitor.side.alerts.send import RUNBOOKS
+from monitor.side.alerts.send import RUNBOOK
 from monitor.side.cluster.cluster import Place
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
@@ -104,12 +104,12 @@ def test_the_rules_and_their_page_have_every_alert() -> None:
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     for name, rule in rules().items():
-        page = f"{RUNBOOKS}/{name}.md"
+        page = RUNBOOK.format(name)
         assert (rule["annotations"]["runbook_url"], rule["labels"]["source"]) == (page, "rule")
         text = (ROOT / page).read_text()
         assert text.startswith(f"# {name}\n")
         assert {"## Meaning", "## Check", "## Change"} <= set(text.splitlines()), name
-    assert {path.stem for path in (ROOT / RUNBOOKS).glob("*.md")} == set(rules())
+    assert {path.stem for path in (ROOT / RUNBOOK).parent.glob("*.md")} == set(rules())
 
 
 def test_every_metric_that_is_asked_for_exists(tmp_path: Path) -> None:

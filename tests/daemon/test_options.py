@@ -41,7 +41,7 @@ OPTIONS = {
         (
             ("docker", "manifests:DIR, services or cgroups"),
             ("manifests:/no/such/directory", "/no/such/directory is not a directory; make it"),
-            ("kubelet:localhost:10250", "names no http or https URL"),
+            ("kubelet:localhost:10250", "names no https URL"),
             ("manifests:", "names no directory"),
             *((spec, "is not a source of pods") for spec in ("cgroups:x", "apiserver:https://h")),
         ),
