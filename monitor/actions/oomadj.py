@@ -71,9 +71,8 @@ class OomScores:
         self._denial_reported = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
-        self._waiting: dict[
-            str, tuple[int, int]
-        ] = {}  # uid -> since when, and when it is to be looked at (monotonic ns)
+        #: uid of a pod -> since when it waits, and when it is to be looked at (CLOCK_MONOTONIC ns)
+        self._waiting: dict[str, tuple[int, int]] = {}
         self._rest: dict[str, int] = {}  # uid of one that was looked at in part -> up to which pid
         #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.process_watch`): their values are
         #: compared when they are their own again.

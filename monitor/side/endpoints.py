@@ -97,11 +97,11 @@ class Summary:
         if not is_live:
             self.figures.refresh()
         counted = not is_live or self.figures.is_counted()
-        return Response(200, "application/json", json.dumps(self.made(counted)).encode())
+        return Response(200, "application/json", json.dumps(self.made(counted, waits=not is_live)).encode())
 
-    def made(self, counted: bool = True) -> dict[str, Any]:
+    def made(self, counted: bool = True, *, waits: bool = False) -> dict[str, Any]:
         """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers.
-        ``counted``: by the kernel programs, where they count.
+        ``counted``: by the kernel programs, where they count. ``waits``: the kernel's victim is looked for now.
         """
         node, races = self.node, self.races()
         now, started = timestamp(time.time()), timestamp(node.started)
@@ -115,7 +115,7 @@ class Summary:
         ours = {
             "braked": node.braked,
             "held": node.shown_holds(),
-            "kernel_victim": None if races is None else _victim(races.kernels_victim()[0]),
+            "kernel_victim": None if races is None else _victim(races.kernels_victim(waits=waits)[0]),
             "stalls": {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()},
             "status": self._status(),
         }

@@ -1,7 +1,10 @@
 """Whether the kernel and the policy would take different pods."""
 
+import math
+import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +14,7 @@ from monitor.policy.pods import Pod
 from monitor.race.badness import Process
 from monitor.settings.config import RunConfig
 from monitor.side import victims
+from monitor.side.races import Races
 from tests.side.parts import Parts
 
 MIB = 1 << 20
@@ -34,3 +38,15 @@ def test_the_kernels_victim_is_compared_with_the_first_that_may_be_evicted(
     victim, found_other = victims.kernels_victim(known.node, known.figures)
     assert found_other is differ
     assert (None if victim is None else victim.process.pid) == (None if pod == "" else 7)
+
+
+def test_the_victim_of_an_old_look_is_not_shown_and_top_looks_itself() -> None:
+    """Without a reader nothing looks, and the process that was found may be gone for hours."""
+    old = SimpleNamespace(figures=SimpleNamespace(stats={"armed": 1}), _look_due_s=math.inf, _looked_s=-math.inf)
+    old._kernels = ("the one of before", True)
+    assert Races.kernels_victim(cast(Any, old)) == (None, False)
+    old._look_for_victim = lambda: vars(old).update(_kernels=("the one of now", False), _looked_s=time.monotonic())
+    old._look_due_s = 0.0
+    assert Races.kernels_victim(cast(Any, old), waits=True) == ("the one of now", False)
+    old.figures.stats["armed"] = 0
+    assert Races.kernels_victim(cast(Any, old), waits=True) == (None, False)
