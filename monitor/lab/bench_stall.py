@@ -13,7 +13,7 @@ from typing import NamedTuple
 import click
 
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError
-from monitor.kernel import pressure
+from monitor.kernel import meminfo, pressure
 from monitor.lab.bench import Found, Listed, Row, bench, number, progress
 from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
@@ -23,12 +23,14 @@ from monitor.lab.race import spread
 NODE_BYTES = 128 * MIB
 #: Of the reader; of a pod that grows beside it, which then fits or not; of the one that is at its own limit.
 FILE_MIB, HOG_MIB, RATE_MIB, SMALL_FILE_MIB, SMALL_HOG_MIB, OWN_LIMIT = 80, 90, 45, 40, 40, 48 * MIB
-#: A program reads so much once, or writes it.
-STREAM_MIB = 1000
+#: A program reads so much once, or writes it; so many pods start together, each with files of so much; so much is
+#: swapped out and never read.
+STREAM_MIB, STARTING, START_MIB, SWAPPED_MIB = 1000, 20, 2, 160
 #: Sizes are known every 5 s.
 _SAMPLE_S, _BEFORE_S, _QUIET_S, _MOST_S = 0.25, 6.0, 30.0, 45.0
 #: Load -> whether the pod that grows is to be evicted.
-LOADS = {"neighbour": True, "fits": False, "own-limit": False, "backup": False, "writer": False}
+LOADS = dict.fromkeys(("neighbour", "fits", "own-limit", "backup", "writer", "starting", "swap"), False)
+LOADS["neighbour"] = True
 RULE = "stall: pod>50%,grace=5s,evict\n"
 
 
@@ -63,18 +65,22 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
         return child
 
     own, other = node.add_pod("reader", limit=OWN_LIMIT if load == "own-limit" else 0), node.add_pod("other")
-    for pod in (own, other):
+    starting = [node.add_pod(f"starting-{number}") for number in range(STARTING if load == "starting" else 0)]
+    for pod in (own, other, *starting):
         daemon.wait_for_pod(pod.namespace, pod.name)
     # What waits by its own fault has all of its files from the beginning.
-    reader = started(own, "map", SMALL_FILE_MIB if load in ("fits", "backup", "writer") else FILE_MIB)
-    hog = node.start_hog(other, mib=HOG_MIB if LOADS[load] else SMALL_HOG_MIB, rate=RATE_MIB)
+    reader = started(own, "map", FILE_MIB if load in ("neighbour", "own-limit") else SMALL_FILE_MIB)
+    sizes = {"neighbour": HOG_MIB, "swap": SWAPPED_MIB}
+    hog = node.start_hog(other, mib=sizes.get(load, SMALL_HOG_MIB), rate=RATE_MIB)
     count(node, hog, other)
     before = max(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
     since = len(daemon.log)
-    if load in ("neighbour", "fits"):
+    if load in ("neighbour", "fits", "swap"):
         hog.go()
     elif load in ("backup", "writer"):
         started(other, "stream" if load == "backup" else "write", STREAM_MIB)
+    for pod in starting:
+        started(pod, "map", START_MIB)
     return watch(daemon, reader, before, since, LOADS[load])
 
 
@@ -120,7 +126,7 @@ def play(load: str) -> Seen:
     with (
         # On a disk: /tmp may be a tmpfs, whose pages are not file pages.
         tempfile.TemporaryDirectory(prefix="outrace-bench-", dir="/var/tmp") as name,
-        LabNode("stall", NODE_BYTES) as node,
+        LabNode("stall", NODE_BYTES, swaps=load == "swap") as node,
     ):
         node.also_remove(Path(name))
         own = Path(name) / "own.yaml"
@@ -144,8 +150,8 @@ def row(load: str, runs: list[Seen], wrong: int) -> Row:
 
 @bench("name runs evicted wrong named_s named_s_max evicted_s evicted_s_max back_s back_s_max slowest")
 @number("--runs", 10, "Runs of each load.")
-@click.option("--loads", type=Listed(click.Choice(list(LOADS))), default=",".join(LOADS), help="Only these loads.")
-def stall(runs: int, loads: tuple[str, ...]) -> Found:
+@click.option("--loads", type=Listed(click.Choice(list(LOADS))), help="Only these; swap only where there is some.")
+def stall(runs: int, loads: tuple[str, ...] | None) -> Found:
     """Let files of a pod be displaced by another pod that grows; and loads that wait by no other pod's fault.
 
     Seconds from the loss of half of the reader's speed: until the log names the other pod, until it is evicted; and
@@ -153,8 +159,9 @@ def stall(runs: int, loads: tuple[str, ...]) -> Found:
     """
     if pressure.waited(pressure.PROC) is None:
         raise CannotError("this kernel has no PSI", "boot with psi=1")
+    has_swap = meminfo.swap_in_use() is not None
     rows = []
-    for load in loads:
+    for load in loads or [load for load in LOADS if load != "swap" or has_swap]:
         seen, right = [], ("lab/other",) if LOADS[load] else ()
         for _ in range(runs):
             seen.append(play(load))
