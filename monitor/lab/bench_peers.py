@@ -22,7 +22,7 @@ from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroup_procs, meminfo
 from monitor.lab.bench import Found, Listed, Row, bench, number, progress
 from monitor.lab.bench_footprint import cpu_ns, memory, processes
-from monitor.lab.bench_stall import RULE, speed
+from monitor.lab.bench_stall import RULE, SHARE, speed
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
@@ -212,7 +212,7 @@ def running(peer: str, node: LabNode, place: Path) -> Iterator[int | None]:
     """The peer, ready; its pid."""
     if peer == "outrace":
         own = place / "own.yaml"
-        own.write_text(RULE)
+        own.write_text(RULE.format(share=SHARE))
         with LabDaemon(node, "--enforce", "--config", str(own), machine=True) as daemon:
             yield daemon.pid
     elif peer == "systemd-oomd":

@@ -31,7 +31,8 @@ _SAMPLE_S, _BEFORE_S, _QUIET_S, _MOST_S = 0.25, 6.0, 30.0, 45.0
 #: Load -> whether the pod that grows is to be evicted.
 LOADS = dict.fromkeys(("neighbour", "fits", "own-limit", "backup", "writer", "starting", "swap"), False)
 LOADS["neighbour"] = True
-RULE = "stall: pod>50%,grace=5s,evict\n"
+SHARE = 50
+RULE = "stall: pod>{share}%,grace=5s,evict\n"
 
 
 class Seen(NamedTuple):
@@ -121,7 +122,7 @@ def _from(first: float | None, then: float | None) -> float | None:
     return None if first is None or then is None else max(0.0, then - first)
 
 
-def play(load: str) -> Seen:
+def play(load: str, share: int) -> Seen:
     """One run, on a node and with a daemon of its own, which has evicted no pod before."""
     with (
         # On a disk: /tmp may be a tmpfs, whose pages are not file pages.
@@ -130,7 +131,7 @@ def play(load: str) -> Seen:
     ):
         node.also_remove(Path(name))
         own = Path(name) / "own.yaml"
-        own.write_text(RULE)
+        own.write_text(RULE.format(share=share))
         # No threshold is met by page cache: what is evicted is evicted for a stall.
         options = ("--enforce", "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi")
         with LabDaemon(node, *options) as daemon:
@@ -151,7 +152,8 @@ def row(load: str, runs: list[Seen], wrong: int) -> Row:
 @bench("name runs evicted wrong named_s named_s_max evicted_s evicted_s_max back_s back_s_max slowest")
 @number("--runs", 10, "Runs of each load.")
 @click.option("--loads", type=Listed(click.Choice(list(LOADS))), help="Only these; swap only where there is some.")
-def stall(runs: int, loads: tuple[str, ...] | None) -> Found:
+@number("--share", SHARE, "Percent of the time for which a stalled pod waits; emulated CPUs wait for less.")
+def stall(runs: int, loads: tuple[str, ...] | None, share: int) -> Found:
     """Let files of a pod be displaced by another pod that grows; and loads that wait by no other pod's fault.
 
     Seconds from the loss of half of the reader's speed: until the log names the other pod, until it is evicted; and
@@ -164,7 +166,7 @@ def stall(runs: int, loads: tuple[str, ...] | None) -> Found:
     for load in loads or [load for load in LOADS if load != "swap" or has_swap]:
         seen, right = [], ("lab/other",) if LOADS[load] else ()
         for _ in range(runs):
-            seen.append(play(load))
+            seen.append(play(load, share))
             progress(f"{load}: {len(seen)} of {runs}: {seen[-1]}")
         rows.append(row(load, seen, sum(one.evicted not in ((), right) for one in seen)))
     return Found(rows, code=EXIT_FAILURE if any(one["wrong"] for one in rows) else EXIT_OK)
