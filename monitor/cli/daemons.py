@@ -1,4 +1,4 @@
-"""Whether a command asks the daemon that runs here; and `outrace reload`.
+"""Whether a command asks the daemon that runs here.
 
 The rule for every command with these options: an option on the command line that describes a node or a daemon (its
 node, pods, thresholds, state directory...) is used as it is; the command asks no daemon. Without any such option the
@@ -10,10 +10,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import socket
 import struct
-import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,10 +21,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from monitor.cli.output import F, emit, output_option
+from monitor.cli.output import F
 from monitor.errors import MonitorError
 from monitor.link import daemon_socket
-from monitor.link.daemon_socket import INFO_PATH, MAX_ANSWER, DaemonInfo, opened, run_dir
+from monitor.link.daemon_socket import MAX_ANSWER, DaemonInfo, opened, run_dir
 from monitor.owner import check_peer
 from monitor.settings.config import STATE_DIR, RunConfig
 
@@ -169,51 +167,3 @@ def _get(path: Path, target: str) -> str:
     if answer.status != 200 or len(body) > MAX_ANSWER:
         raise ValueError(f"HTTP status {answer.status}, {len(body)} bytes or more")
     return body.decode()
-
-
-#: The daemon waits up to 10 s for a kubelet that does not answer with its configuration.
-_RELOAD_S = 30.0
-_RELOAD_LOOK_S = 0.05
-
-
-@click.command()
-@output_option
-def reload(output: str) -> None:
-    """Have the running daemon read its configuration again.
-
-    All or nothing: with an error in it, or where an option differs that cannot change while running, the old
-    configuration stays in force (exit 1, and why). Flags and environment stay those of the start.
-    """
-    found = running()
-    if found is None:
-        raise MonitorError(f"no outrace daemon runs here (no socket answers in {run_dir()})", "start one: outrace run")
-    state = _answer(found)
-    if state["problem"]:
-        raise MonitorError(f"the old configuration stays in force: {state['problem']}")
-    changed = list(state["changed"])
-    line = f"{found.name}: reloaded; changed: {', '.join(changed) or 'nothing'}"
-    emit(output, {"daemon": found.to_json(), "changed": changed}, lambda: [line])
-
-
-def _answer(found: Daemon) -> dict[str, Any]:
-    """Send SIGHUP, and wait until what came of it is known. Raises MonitorError."""
-    wanted = found.info.reload["asked"] + 1
-    try:
-        os.kill(found.info.hot_pid, signal.SIGHUP)
-    except ProcessLookupError:
-        raise MonitorError(f"the daemon {found.name} has ended") from None
-    except PermissionError:
-        why = "it is another user's, and there is no CAP_KILL; use sudo"
-        raise MonitorError(f"the daemon {found.name} may not be signalled: {why}") from None
-    deadline = time.monotonic() + _RELOAD_S
-    while time.monotonic() < deadline:
-        time.sleep(_RELOAD_LOOK_S)
-        try:
-            info = DaemonInfo.from_json(found.get(INFO_PATH))
-        except (OSError, ValueError):
-            continue  # its side is being started again
-        if info.side_pid != found.info.side_pid:
-            raise MonitorError("the helper process was started again meanwhile", "look: outrace config show")
-        if info.reload["answered"] >= wanted:
-            return dict(info.reload)
-    raise MonitorError(f"the daemon does not answer within {_RELOAD_S:g} s", "look: outrace config show")

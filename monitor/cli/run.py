@@ -72,6 +72,7 @@ def run(**options: Any) -> None:
     state_dir, locks = None, list[int]()
     try:
         signal.signal(signal.SIGTERM, _end)  # an execv sets it back
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])  # until the hot process has its handler
         config = resolve(options).config
         state_dir = Path(config.state_dir)
         start(config, locks)
@@ -153,7 +154,6 @@ def _become(config: RunConfig) -> NoReturn:
     for fd in (config_fd, *config.kept_fds):
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD] = str(config_fd)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler: a reload must not end the daemon
     os.execv(sys.executable, python.command("monitor.hot.main"))
 
 

@@ -161,8 +161,9 @@ class Hot:
         self.restarts.open()
         wake_fd, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGHUP, lambda *_: None)  # early: unhandled it would end the process
-        # A parent may have had them blocked, which an exec inherits: SIGTERM would never end it.
+        signal.signal(signal.SIGHUP, lambda *_: None)  # unhandled it would end the process
+        # A parent may have had them blocked, which an exec inherits: SIGTERM would never end it. `outrace run` blocks
+        # SIGHUP until here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
@@ -182,10 +183,11 @@ class Hot:
             log("warning", "no CAP_KILL: processes of other users cannot be evicted; give it CAP_KILL")
 
     def _take_wakeup(self, fd: int) -> None:
-        """Signals have arrived; their handlers have run. SIGHUP: have the helper read the configuration again."""
+        """Signals have arrived; their handlers have run."""
         with suppress(BlockingIOError):
             if signal.SIGHUP in os.read(fd, 64):
-                self.outbox.send(messages.Reread())
+                remedy = "outrace config check --config FILE && systemctl restart outrace"
+                self.outbox.log("warning", "SIGHUP is ignored: a restart reads the configuration again", remedy=remedy)
 
     def stop(self, *_: Any) -> None:
         self.loop.is_stopping = True

@@ -41,7 +41,6 @@ class DaemonInfo(NamedTuple):
     not_ready: str  # why it cannot decide yet; "" if it can
     conditions: Sequence[str]  # node conditions that are true, the transition period included
     config: Mapping[str, Any]  # fields of `monitor.settings.config.RunConfig`
-    reload: Mapping[str, Any]  # fields of `monitor.side.reload.Reloads`
 
     def to_json(self) -> bytes:
         return json.dumps(self._asdict(), separators=(",", ":")).encode()

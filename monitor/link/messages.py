@@ -317,10 +317,6 @@ ToHolds = KubeletEviction | Softened
 # of another configuration while running (`monitor.hot.housekeeping`, `monitor.side.reload`)
 
 
-class Reread(NamedTuple):
-    """SIGHUP has come: read the configuration again, and send it (`reconfigure`) if it is good."""
-
-
 class Reconfigure(NamedTuple):
     """Another configuration, read and checked: take it between two passes (the side waits for `config_number`)."""
 
@@ -340,7 +336,7 @@ class Bad(NamedTuple):
 
 HotMessage = (
     LogLine | State | Decision | Reclaim | Gone | GiveBack | AskLives | Suspended | Reap | Crossing | Clear
-    | Signalled | Flight | OomEvent | OfPasses | FromHolds | Reread
+    | Signalled | Flight | OomEvent | OfPasses | FromHolds
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh

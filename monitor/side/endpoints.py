@@ -39,7 +39,6 @@ from monitor.side.export.http import FRESH_S, RENDER_SHARE, Response, Route, Ser
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.health import Health
 from monitor.side.node_state import Figures, NodeState
-from monitor.side.reload import Reloader
 
 if TYPE_CHECKING:
     from monitor.side.export.metrics import Metrics
@@ -187,8 +186,8 @@ class DaemonSocket:
     a CPU (`Shared`).
     """
 
-    def __init__(self, node: NodeState, health: Health, summary: Summary, reloader: Reloader, log: Log) -> None:
-        self._node, self._health, self._summary, self._reloader, self._log = node, health, summary, reloader, log
+    def __init__(self, node: NodeState, health: Health, summary: Summary, log: Log) -> None:
+        self._node, self._health, self._summary, self._log = node, health, summary, log
         self._log_budget = LogBudget(log)
         self.path = Path(node.config.run_dir, SOCKET)
         self._inode = 0
@@ -249,6 +248,5 @@ class DaemonSocket:
             not_ready=self._health.not_ready(),
             conditions=list(node.conditions),
             config=json.loads(node.config.to_json()),
-            reload=self._reloader.state._asdict(),
         )
         return Response(200, "application/json", info.to_json())

@@ -155,7 +155,7 @@ class Side:
         self._open_races()
         self._open_cluster()
         parts = self.figures, self.holds, self.disks, self.log
-        calls = self.processes.scores.set_capacity, self.reloader.ask, self.races.handle
+        calls = self.processes.scores.set_capacity, self.races.handle
         self.messages = MessageHandler(*parts, *calls, self.cluster)
         for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), self.races.fileno()):
             if fd is not None:
@@ -204,7 +204,7 @@ class Side:
         HotWatch(self.node.hot_pid, self.health, self.log).start()
         summary = Summary(self.node, self.figures, self.health, lambda: getattr(self, "races", None))
         serve(self.listener, self.health, summary, self._metrics, self.log)
-        self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.reloader, self.log)
+        self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.log)
         self.daemon_socket.open()
 
     def _wait_for_pods(self) -> None:
@@ -282,7 +282,7 @@ class Side:
     def _metrics(self, server: Server) -> Metrics:
         from monitor.side.export.metrics import Metrics
 
-        parts = self.health, self.holds, self.log, self.processes, self.reloader, self.files
+        parts = self.health, self.holds, self.log, self.processes, self.files
         return Metrics(*parts, server, lambda: (getattr(self, "races", None), self.cluster))
 
     def _open_races(self) -> None:
@@ -328,7 +328,7 @@ def main() -> int:
     # Reading never waits (MSG_DONTWAIT). Sending may, but not for ever on a hot process that is stopped.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _SEND_TIMEOUT_S, 0))
     stats, listener = SharedStats(int(os.environ[STATS_FD])), socket.socket(fileno=config.listen_fd)
-    # Both reach the whole process group or unit; the hot process ends first (Ctrl-C), or asks for a reload (SIGHUP).
+    # Both reach the whole process group or unit; the hot process ends first (Ctrl-C), or logs it (SIGHUP).
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     Path("/proc/self/comm").write_text("outrace-side")

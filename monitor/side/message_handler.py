@@ -62,7 +62,7 @@ LOCAL_STORAGE = "local-storage"
 @dataclass(eq=False)
 class MessageHandler:
     """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it. ``set_capacity(bytes)``
-    takes another size of the node's memory; ``reread()`` has the configuration read again.
+    takes another size of the node's memory.
     """
 
     figures: Figures
@@ -70,7 +70,6 @@ class MessageHandler:
     disks: DiskWatch
     log: Log
     set_capacity: Callable[[int], object]
-    reread: Callable[[], None]
     record: Callable[[messages.Message], object]
     cluster: Cluster | None = None
 
@@ -102,9 +101,6 @@ class MessageHandler:
         self.counts.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False
-
-    def _on_reread(self, _: messages.Reread) -> None:
-        self.reread()
 
     def _on_suspended(self, message: messages.Suspended) -> None:
         if message.resumed:

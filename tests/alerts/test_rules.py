@@ -17,7 +17,6 @@ from monitor.side.alerts.send import RUNBOOK
 from monitor.side.cluster.cluster import Place
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
-from monitor.side.reload import Reloader
 from monitor.side.worker import Worker
 from tests.alerts.services import DEPLOY, binary
 from tests.commands import ROOT, run
@@ -166,8 +165,7 @@ def exported_names(state_dir: Path) -> set[str]:
     node, figures, holds, log = parts.node, parts.figures, parts.holds, parts.log
     races, worker = parts.races(), Worker("none")
     cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"), worker)  # not asked
-    reloader = Reloader(node, figures.stats, parts.watch, log, [])
-    own = ProcessWatch(node, figures, log, ignored, ignored), reloader, worker
+    own = ProcessWatch(node, figures, log, ignored, ignored), worker
     http = SimpleNamespace(refused=0, cut=0, connections=0)
     metrics = Metrics(parts.health, holds, log, *own, http, lambda: (races, cluster))
     try:

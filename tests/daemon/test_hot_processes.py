@@ -45,6 +45,29 @@ def test_it_ends_although_it_was_started_with_signals_blocked(node: LabNode) -> 
     assert (live.pin_dir() / "link_on_mark_victim").exists()
 
 
+#: `outrace run`, which gets a SIGHUP as it becomes the hot process.
+HANGS_UP = """
+import os, sys
+real, sys.argv = os.execv, ["outrace", *sys.argv[sys.argv.index("monitor.cli.main") + 1:]]
+os.execv = lambda *about: (os.kill(os.getpid(), 1), real(*about))
+from monitor.cli.main import main
+main()
+"""
+
+
+@pytest.mark.once
+def test_sighup_ends_nothing_and_the_log_names_what_to_do(node: LabNode) -> None:
+    """During the start as well, and once it runs."""
+    with live.daemon(node, wrapper=(sys.executable, "-c", HANGS_UP)) as daemon:
+        side, since = side_of(daemon), len(daemon.log)
+        during = live.message(daemon, "SIGHUP is ignored: a restart reads the configuration again")
+        assert during["remedy"] == "outrace config check --config FILE && systemctl restart outrace"
+        os.kill(daemon.pid, signal.SIGHUP)
+        live.message(daemon, during["msg"], since)
+        assert side_of(daemon) == side
+        live.ended(daemon)
+
+
 @pytest.mark.once
 def test_a_side_that_hangs_is_replaced(node: LabNode) -> None:
     """With all that it was sent about an eviction meanwhile and did not read."""

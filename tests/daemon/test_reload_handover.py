@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from monitor.cli.daemons import _answer
 from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
 from monitor.hot.housekeeping import Housekeeping
@@ -239,18 +237,3 @@ def test_a_receiver_that_stays_keeps_its_thread() -> None:
         assert not before[first].is_alive()
     finally:
         assert sender.close(60)
-
-
-@pytest.mark.kernel
-def test_a_daemon_that_may_not_be_signalled_is_one_error() -> None:
-    info = SimpleNamespace(reload={"asked": 0}, hot_pid=0)
-    found: Any = SimpleNamespace(name="one", info=info)
-    with subprocess.Popen(["sleep", "60"]) as other:
-        info.hot_pid = other.pid
-        os.setresuid(65534, 65534, 0)  # the real one counts for signals
-        try:
-            with pytest.raises(MonitorError, match="the daemon one may not be signalled"):
-                _answer(found)
-        finally:
-            os.setresuid(0, 0, 0)
-            other.kill()

@@ -116,7 +116,7 @@ def test_a_stopped_one_is_killed_in_the_end(side: Side) -> None:
 
 
 def test_a_signal_that_is_ignored_here_is_not_in_it(side: Side) -> None:
-    """But SIGHUP: that reaches a whole unit or terminal, and asks the hot process for a reload."""
+    """But SIGHUP: that reaches a whole unit or terminal, and the hot process logs it."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -123,7 +123,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not there: the package systemd has it")
     copy = tmp_path / "outrace.service"
     copy.write_text(
-        re.sub(r"^Exec(Start|StopPost|Reload)=(-?)\S+", r"Exec\1=\2/bin/true", UNIT.read_text(), flags=re.MULTILINE)
+        re.sub(r"^Exec(Start|StopPost)=(-?)\S+", r"Exec\1=\2/bin/true", UNIT.read_text(), flags=re.MULTILINE)
     )
     done = run(analyze, "verify", copy)
     about = [line for line in done.stderr.splitlines() if "outrace" in line]

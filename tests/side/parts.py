@@ -37,7 +37,7 @@ class Parts:
 
     def handler(self, scored: Any = lambda _: None, cluster: Any = None) -> MessageHandler:
         about = self.figures, self.holds, self.disks, self.log
-        return MessageHandler(*about, scored, lambda: None, lambda _: None, cluster)
+        return MessageHandler(*about, scored, lambda _: None, cluster)
 
     def races(self) -> Races:
         return Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)

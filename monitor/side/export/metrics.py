@@ -41,7 +41,6 @@ from monitor.side.export.log import Log, LogBudget
 from monitor.side.health import Health
 from monitor.side.holds import Holds
 from monitor.side.node_state import Figures, NodeState
-from monitor.side.reload import Reloader, Reloads
 
 if TYPE_CHECKING:
     from monitor.pods.model import FoundPod
@@ -112,7 +111,6 @@ class Metrics(Collector):
     holds: Holds
     log: Log
     processes: ProcessWatch
-    reloader: Reloader
     files: Worker
     server: Server
     late: Callable[[], tuple[Races | None, Cluster | None]]
@@ -156,7 +154,6 @@ class Metrics(Collector):
             yield gauge(name, text, stats.get(slot) / (1e9 if slot.endswith("_ns") else 1))
         text = "Times the table of page caches of memory cgroups was full; such page cache counts as working set."
         yield counter("memory_cgroups_uncounted", text, self.figures.counted().get("uncounted", 0))
-        yield from reload_metrics(self.reloader.state)
         yield from reclaim_metrics(self.health.disks)
         rungs = {name: name == node.config.rung for name in NAMES}
         yield gauge("hook_rung", "1 for the hook in use.", rungs, "rung")
@@ -276,16 +273,6 @@ def memory_signals(node: NodeState, domains: Mapping[str, Reading]) -> dict[str,
         for signal in (kubelets, *wanted.intersection(others)):
             seen[signal] = total - used(signal, reading.usage, reading.inactive_file, reading.active_file), total
     return seen
-
-
-def reload_metrics(state: Reloads) -> Iterator[Metric]:
-    """The results of `outrace reload` and SIGHUP: a label value for each from the start, at 0."""
-    results = {"taken": state.taken, "refused": state.refused}
-    yield counter("config_reloads", "Reloads of the configuration, by result.", results, "result")
-    text = "0 while the configuration in force differs from the files, because the last reload was refused."
-    yield gauge("config_last_reload_successful", text, not state.problem)
-    text = "Time of the last successful reload; 0: never."
-    yield gauge("config_last_reload_success_timestamp_seconds", text, state.taken_at)
 
 
 def reclaim_metrics(disks: DiskWatch) -> Iterator[Metric]:
