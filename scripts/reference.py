@@ -59,7 +59,7 @@ def of_type(hint: Any) -> dict[str, Any]:
 
 def table() -> str:
     """The options in the order of the help."""
-    head = "| option, key of the file | KubeletConfiguration | default | reload |\n|---|---|---|---|\n"
+    head = "| option, key of the file | KubeletConfiguration | default |\n|---|---|---|\n"
     return head + "".join(map(row, OPTIONS))
 
 
@@ -68,7 +68,7 @@ def row(option: Option) -> str:
     only = {OWN_KEY: " (the file alone)"}.get(option.kind, "" if option.own_file or option.kind == KEY else " (no key)")
     key = f"`{option.kubelet_key}`" if option.kubelet_key else ""
     default = option.default.replace("|", "\\|")
-    return f"| {name}{only} | {key} | {default} | {'yes' if option.live else ''} |\n"
+    return f"| {name}{only} | {key} | {default} |\n"
 
 
 def with_table(page: str) -> str:

@@ -168,7 +168,7 @@ def _with_pods(config: RunConfig) -> tuple[RunConfig, Choice]:
     # Also while observing: what is tried out there is what will be enforced, and is not to be refused only then.
     if config.evict_by == "api" or config.taints_node:
         access.api_server()  # whose rights and reach are not known yet; a name and credentials there have to be
-    found = access.settled() | {"kubelet_found": access.kubelet.is_there}
+    found = access.settled()
     if config.hold and not config.asks_api:
         found["two_steps"] = not config.has_own_line(access.kubelet.is_there)
     return dataclasses.replace(config, **found), choice

@@ -23,7 +23,7 @@ from monitor.link.outbox import Outbox
 from monitor.policy import decisions
 from monitor.policy.compat import SANE
 from monitor.policy.decisions import BUSY, EVICT, SIGNALLED, gate
-from monitor.policy.eviction_pass import Outcome, PassConfig, PassResult, State, carry, hurries, is_of_memory, run_pass
+from monitor.policy.eviction_pass import Outcome, PassResult, State, hurries, is_of_memory, run_pass
 from monitor.policy.pending_release import Coming
 from monitor.policy.ranking import Candidate
 from monitor.policy.releases import era
@@ -337,10 +337,6 @@ class Decider:
         self._disks.forget()
         self.holds.helper_lost()
         self.run_pass()
-
-    def reconfigure(self, after: PassConfig) -> None:
-        self.state, self.config = carry(self.config, self.state, after), after
-        self._trigger.stand_down()  # another pod may be first now, and the kernel signals without asking
 
     def restart_recording(self) -> None:
         """A recording begins, or a part of it is missing."""

@@ -16,13 +16,10 @@ from monitor.hot.records import Records
 from monitor.hot.supervise import Side
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MAX_LEVEL, MAX_NESTED
-from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Clear, PodSeen, Reconfigure
+from monitor.link.messages import PodSeen
 from monitor.link.outbox import Outbox
-from monitor.settings.config import RunConfig
 from monitor.sources.gauge import FIRST_TURN_NS, SWEEP_NS, TURN_NS, Gauge
 from monitor.sources.registry import PodEntry, Registry
-from monitor.sources.watch import change_thresholds
 
 _REMEDY = "name a cgroup further up, or run with --hooks poll, which reads files"
 
@@ -132,7 +129,6 @@ class Housekeeping:
     kills: Records
     sweeps: Sweeps
     side: Side
-    outbox: Outbox
     next_ns: int = 0
 
     def due_ns(self) -> int:
@@ -240,56 +236,3 @@ class Housekeeping:
     def _thresholds_counted(self) -> None:
         self.gauge.arm_thresholds()
         self.records.watch({w.index: w for w in self.gauge.watches})
-
-    # another configuration
-
-    def take_config(self, message: Reconfigure) -> None:
-        """The helper has read and checked another configuration: put it into force, in one step. Options that cannot
-        change while running are equal in both (`monitor.settings.reload` refuses others). Where there is no descriptor
-        for it, or it cannot be read, the one before stays, whole.
-        """
-        stats = self.outbox.stats
-        try:
-            config = RunConfig.from_json(message.config)
-            fd = config.to_memfd()  # for the next helper
-        except ValueError:  # after an upgrade the helper that was started again is the newer one
-            stats.set("config_refused", message.number)
-            return
-        except OSError as error:
-            TROUBLES.note("side", error)
-            stats.set("config_refused", message.number)
-            return
-        # Crossings that wait name thresholds by their place among those of before.
-        self.records.read_events()
-        self.side.take_config(fd)
-        self._change_thresholds(config)
-        stats.set("config_number", message.number)
-        self.decider.changed = True
-
-    def _change_thresholds(self, config: RunConfig) -> None:
-        gauge, decider = self.gauge, self.decider
-        after = config.pass_config(kill_at_once=True)
-        decider.reconfigure(after)
-        gauge.thresholds = after.thresholds
-        change_thresholds(gauge.watches, after.thresholds)
-        # At once: by the old ceilings the kernel would signal the pod that is prepared below. The programs compare only
-        # what is counted already (bpf/pressure.c).
-        gauge.arm_thresholds()
-        if all(map(gauge.known, gauge.watches)):
-            self.records.watch({w.index: w for w in gauge.watches})
-        else:
-            self.watch_thresholds()
-        self._end_compared()
-        self.look(time.monotonic_ns())
-        decider.run_pass()
-        decider.prepare()
-
-    def _end_compared(self) -> None:
-        """Of thresholds that were compared alone, and are not any more: what they began is over."""
-        gauge, compared, now = self.gauge, self.decider.compared, time.monotonic_ns()
-        for watch in [w for w in gauge.watches if not w.compared]:
-            for over in [t for t in compared.met if t.signal == watch.signal]:
-                available = watch.observation(gauge.reading(watch), now).available
-                self.outbox.send(Clear(now, watch.name, over.signal, over.hard, available))
-        alone = {w.signal for w in gauge.watches if w.compared}
-        compared.met = tuple(t for t in compared.met if t.signal in alone)

@@ -75,10 +75,8 @@ class Hot:
         self.records, kills = self.readers[0], self.readers[-1]
         records = self.records
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, records.read_events)
-        self.housekeeping = housekeeping = Housekeeping(
-            gauge, registry, evictor, decider, records, kills, sweeps, side, outbox
-        )
-        others = _other_messages(decider, evictor, housekeeping, outbox)
+        self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps, side)
+        others = _other_messages(decider, evictor, outbox)
         self.pods = pods = PodSync(guard, registry, decider, housekeeping, records.read_events, outbox, others)
         self.restarts = restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
@@ -222,9 +220,7 @@ def _eviction_order(config: RunConfig, outbox: Outbox) -> tuple[EvictionOrder, P
     return noted, PassRecorder(noted, outbox.offer)
 
 
-def _other_messages(
-    decider: Decider, evictor: Evictor, housekeeping: Housekeeping, outbox: Outbox
-) -> dict[type, Callable[[Any], object]]:
+def _other_messages(decider: Decider, evictor: Evictor, outbox: Outbox) -> dict[type, Callable[[Any], object]]:
     return {
         messages.Record: lambda _: decider.restart_recording(),
         messages.DiskFigures: decider.take_disk_figures,
@@ -232,7 +228,6 @@ def _other_messages(
         messages.Reaped: lambda message: evictor.reaped(message.id),
         messages.Reclaimed: lambda message: evictor.pending.reclaimed(message.id),
         messages.Lives: lambda message: evictor.pending.answered(message.id, message.lives),
-        messages.Reconfigure: housekeeping.take_config,
         messages.KubeletEviction: decider.holds.take_eviction,
         messages.Softened: decider.holds.take_softened,
         messages.StallCause: decider.take_stall_cause,

@@ -93,11 +93,6 @@ class Side:
             raise
         self.pid, self._started_ns = pid, now_ns
 
-    def take_config(self, config_fd: int) -> None:
-        """The next one reads its configuration from this descriptor; the one before is closed."""
-        os.close(self._config_fd)
-        self._config_fd = config_fd
-
     def _open_channel(self) -> None:
         if self.sock is None:
             self.sock, self._end = channel.pair()

@@ -73,8 +73,6 @@ COUNTERS = (
     "memory_kept",  # pods that went and kept something, which was asked for in vain or not at all
     "eviction_waits",  # times the next victim waited for a pending release
     "pods",
-    "config_number",  # configurations taken while running; the last one is in force
-    "config_refused",  # number of one that could not be taken
     "published_ns",
 )
 #: Messages for the side, as they are counted when they are dropped; an `oom` message by the step it reports.

@@ -314,16 +314,6 @@ FromHolds = PodHeld | PodReleased | Soften
 ToHolds = KubeletEviction | Softened
 
 
-# of another configuration while running (`monitor.hot.housekeeping`, `monitor.side.reload`)
-
-
-class Reconfigure(NamedTuple):
-    """Another configuration, read and checked: take it between two passes (the side waits for `config_number`)."""
-
-    number: int  # higher than that of each before, taken or refused
-    config: str  # JSON of `monitor.settings.config.RunConfig`
-
-
 # either way, never sent
 
 
@@ -340,7 +330,7 @@ HotMessage = (
 )  # fmt: skip
 SideMessage = (
     PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
-    | ToHolds | Reconfigure | StallCause
+    | ToHolds | StallCause
 )  # fmt: skip
 Message = HotMessage | SideMessage
 #: What an episode is made of.

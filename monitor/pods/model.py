@@ -7,8 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
@@ -93,8 +92,6 @@ class PodSource(ABC):
     is_complete = True
     #: Uids of pods that have a cgroup and are not known.
     unlisted: tuple[str, ...] = ()
-    #: The table `services:`, which any thread may replace: the next poll that begins goes by it.
-    rules: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, within: Within) -> None:
         self.hierarchy = within.hierarchy

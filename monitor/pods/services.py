@@ -69,7 +69,7 @@ class ServiceSource(PodSource):
     ) -> None:
         super().__init__(within if within.spared else within._replace(spared=(os.getpid(),)))
         self._mem_total = mem_total
-        self.rules = self._rules = rules or {}
+        self._rules = rules or {}
         self._runtimes = runtimes or Runtimes()
         self._looks: dict[int, _Look] = {}  # by cgroup id
         self._splitting: set[Path] = set()  # units that a container may come to be in
@@ -84,8 +84,6 @@ class ServiceSource(PodSource):
         pause = self._scanned_s + _PAUSE_S - time.monotonic()
         if pause > 0:
             time.sleep(pause)
-        if (rules := self.rules) is not self._rules:
-            self._rules, self._next_scan = rules, 0.0
         if (found := self._known.get(self._doubted)) is not None:
             self._doubted, self._next_scan, key = "", 0.0, found.cgroup_ids[0]
             if (look := self._looks.get(key)) is not None:

@@ -117,7 +117,7 @@ class PassConfig:
 
 
 class State(NamedTuple):
-    """What one pass leaves for the next of the same PassConfig (for another: `State()`, or `carry`).
+    """What one pass leaves for the next of the same PassConfig (for another: `State()`).
 
     Times are those given to the passes, in nanoseconds; None is "never" or "not now". A NamedTuple: one is made in
     every pass, and a frozen dataclass takes several times as long to make.
@@ -305,31 +305,6 @@ def _grace(config: PassConfig, starved: Threshold, victim: Candidate) -> int:
 def _preference(threshold: Threshold) -> tuple[bool, bool, bool, int]:
     signal = threshold.signal
     return (signal not in MEMORY_SIGNALS, not threshold.hard, signal not in _ALLOCATABLE, ALL_SIGNALS.index(signal))
-
-
-def carry(old: PassConfig, state: State, new: PassConfig) -> State:
-    """The state for the next pass where another configuration has come into force between two passes. A threshold that
-    is in both (signal, kind and value) stays met since when it was, so that a changed grace period counts from there,
-    and is held by min reclaim as before. A condition stays for the transition period, unless no threshold has it.
-    """
-    if not state.first and not state.stamps:
-        return State()
-    since = {_identity(rule.threshold): state.first[i] for i, rule in enumerate(old.rules)}
-    held = {_identity(old.rules[i].threshold) for i in state.met}
-    stamps = dict(zip(old.signals, state.stamps, strict=True))
-    lasts = dict(zip(old.conditions, state.last, strict=True))
-    identities = [_identity(rule.threshold) for rule in new.rules]
-    return State(
-        tuple(since.get(one) for one in identities),
-        tuple(i for i, one in enumerate(identities) if one in held),
-        tuple(stamps.get(signal) for signal in new.signals),
-        tuple(lasts.get(condition) for condition in new.conditions),
-        state.conditions & frozenset(new.conditions),
-    )
-
-
-def _identity(threshold: Threshold) -> tuple[object, ...]:
-    return threshold.signal, threshold.hard, threshold.value
 
 
 def grace_s(config: PassConfig, outcome: Outcome) -> int:

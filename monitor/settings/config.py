@@ -57,7 +57,6 @@ class RunConfig:
     kubelet_ca: str = ""
     #: Flags of the kubelet that `outrace run` found: its name for the node, where its certificates are.
     kubelet_flags: Mapping[str, str] = field(default_factory=dict)
-    kubelet_found: bool = False  # by its files; filled in at start
     kubelet_differs: tuple[str, ...] = ()  # where an option differs from the kubelet, a line each
     kubelet_unread: str = ""  # why the kubelet's own configuration is not known, though it has one
     hard_guessed: bool = False  # then: whether --eviction-hard is a default that may not be the kubelet's
@@ -115,9 +114,6 @@ class RunConfig:
 
     #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
     layout_image_fs: bool = False
-    #: Bytes that the kernel keeps from processes, which the default threshold is above
-    #: (`settings.read.over_the_kernels_share`); filled in at start, 0 where it is not.
-    kernels_share: int = 0
     #: The rung of the hook ladder that was taken, and the better ones that could not be: {name, why, remedy} each;
     #: filled in at start.
     rung: str = "memcg-tracepoint"
@@ -134,8 +130,6 @@ class RunConfig:
     #: What the maps and their origins were made of (`monitor.settings.read`), for `outrace config show`. Not
     #: compared: two configurations with the same values are the same.
     inputs: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    #: What it was read from, to read it again (`monitor.settings.reload`).
-    given: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def reserved(self) -> int:

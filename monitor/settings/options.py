@@ -30,7 +30,6 @@ HOOKS = (AUTO, *NAMES)
 class Option:
     """`parse` raises ValueError for a wrong value. `help` ends with the default in brackets; the default itself is that
     of RunConfig's `field` ("": a file to read, not a setting). `kubelet_key`: where a KubeletConfiguration has it.
-    `live`: a running daemon takes another value at `outrace reload`.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Option:
     kubelet_key: str = ""
     field: str = ""
     own_file: bool = True
-    live: bool = False
 
     @property
     def default(self) -> str:
@@ -95,15 +93,15 @@ def _choice(name: str, choices: Sequence[str], text: str, metavar: str = "", **g
     return _setting(declared, values.choice(choices, gone), f"{text} [{choices[0]}]")
 
 
-def _text_map(name: str, operator: str, what: str, example: str, default: str = "none", live: bool = False) -> Option:
+def _text_map(name: str, operator: str, what: str, example: str, default: str = "none") -> Option:
     """A map of signals or resources to amounts, as a kubelet's file or flag has it."""
     text = f"{what}, such as '{example}'. [{default}]"
-    return _setting(f"{name} MAP", values.text_map(operator, example), text, True, live=live)
+    return _setting(f"{name} MAP", values.text_map(operator, example), text, True)
 
 
 def _eviction(name: str, what: str, value: str, default: str = "none") -> Option:
     """A map of signals to what follows them in a flag."""
-    return _text_map(f"eviction-{name}", value[0], what, f"{MEMORY}{value}", default, live=True)
+    return _text_map(f"eviction-{name}", value[0], what, f"{MEMORY}{value}", default)
 
 
 OPTIONS: tuple[Option, ...] = (
@@ -121,7 +119,7 @@ OPTIONS: tuple[Option, ...] = (
         "Where pods come from: auto (the kubelet if there is one, else services), kubelet[:URL], apiserver, "
         "manifests:DIR, services or cgroups. [auto]",
     ),
-    _own("services", values.services, "Priority, request, grace and never of services, by pattern. [none]", live=True),
+    _own("services", values.services, "Priority, request, grace and never of services, by pattern. [none]"),
     # Credentials of its own can have fewer rights than the kubelet's. Only its exec plugin runs.
     _setting(
         "kubeconfig FILE",
@@ -185,7 +183,6 @@ OPTIONS: tuple[Option, ...] = (
         "Maximum grace of a soft eviction; below 0 the pod's own. [0]",
         True,
         kind=NUMBER,
-        live=True,
     ),
     # Without it a node that is just above the threshold crosses it again at the next allocation.
     _eviction("minimum-reclaim", "Distance above its threshold to which evictions bring a signal", "=0Mi"),
@@ -194,7 +191,6 @@ OPTIONS: tuple[Option, ...] = (
         values.duration_ns,
         "Time that a condition lasts after its threshold is clear. [5m]",
         True,
-        live=True,
     ),
     _own(
         "stall",
@@ -260,7 +256,6 @@ OPTIONS: tuple[Option, ...] = (
         "Push alerts to this Alertmanager; repeatable. [none]",
         kind=TEXTS,
         field="alertmanagers",
-        live=True,
     ),
     # Incidents, alerts that wait, and what has to be undone survive a restart of the machine there.
     _setting("state-dir DIR", values.path, f"Keep incidents and the lock here. [{STATE_DIR}]"),

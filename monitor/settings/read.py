@@ -61,13 +61,6 @@ def read(
     release counts in any case.
     Raises ConfigError: one line with the option or file and key, what is wrong, and the remedy.
     """
-    arguments = {
-        "flags": {name: value for name, value in flags.items() if value is not None},
-        "config_file": config_file,
-        "kubelet_config_file": kubelet_config_file,
-        "variables": dict(variables),
-        "ask_kubelet": ask_kubelet,
-    }
     own = files.read_own(config_file, OWN_KEYS) if config_file else {}
     named = own.get("kubelet-config")
     if not isinstance(named, str | None) or named == "" or _has_nul(named):
@@ -76,10 +69,8 @@ def read(
     options = _own_settings(flags, variables, own, config_file or "")
     file = files.read_kubelet(kubelet_config_file, KUBELET_KEYS) if kubelet_config_file else None
     if ask_kubelet and "node-cgroup" not in options:
-        resolved = _over_kubelet(options, file)
-    else:
-        resolved = resolve(options, file)
-    return resolved._replace(config=dataclasses.replace(resolved.config, given=given(resolved.config, arguments)))
+        return _over_kubelet(options, file)
+    return resolve(options, file)
 
 
 def _over_kubelet(options: Mapping[str, Given], file: Source | None) -> Resolved:
@@ -374,15 +365,6 @@ def from_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Given], Source | N
     return own, None if file is None else Source(*file), tuple(Source(*one) for one in inputs.get("drop_ins", ()))
 
 
-def given(config: RunConfig, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What `monitor.settings.reload` needs to read a configuration again: the ``arguments`` of `read`, and by name the
-    values that cannot change while running, as they were read. (The daemon fills some in as it starts.)
-    """
-    fixed = {option.name: value_of(config, option) for option in SETTINGS if not option.live}
-    copied: dict[str, Any] = json.loads(json.dumps({"arguments": arguments, "fixed": fixed}, default=str))
-    return copied
-
-
 def value_of(config: RunConfig, option: Option) -> Any:
     if option.name == "listen":
         return f"{config.listen_host}:{config.listen_port}"
@@ -400,20 +382,17 @@ _MI = 1 << 20
 
 
 def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:
-    """The configuration with the default hard threshold of memory so many bytes higher, instead of by the share that it
-    has now; the same where a threshold was given, or the release has none.
+    """The configuration with the default hard threshold of memory so many bytes higher; the same where a threshold was
+    given, or the release has none.
     """
-    rules, sizes = era(config.policy), [-(-size // _MI) for size in (config.kernels_share, share)]
+    rules = era(config.policy)
     default = rules.default_hard.get(MEMORY)
-    before, origin = (f"{DEFAULT} {default}, and {size}Mi that the kernel keeps" for size in sizes)
-    config = dataclasses.replace(config, kernels_share=share)
-    if default is None or config.origins.get("eviction_hard") not in (DEFAULT, before):
+    if not share or default is None or config.origins.get("eviction_hard") != DEFAULT:
         return config
     own, file, drop_ins = from_inputs(config.inputs)
-    own.pop(HARD, None)
-    if share > 0:
-        line = -(-Quantity.parse(default).value // _MI) + sizes[1]
-        own[HARD] = Given({**rules.default_hard, MEMORY: f"{line}Mi"}, origin)
+    line, kept = (-(-size // _MI) for size in (Quantity.parse(default).value, share))
+    origin = f"{DEFAULT} {default}, and {kept}Mi that the kernel keeps"
+    own[HARD] = Given({**rules.default_hard, MEMORY: f"{line + kept}Mi"}, origin)
     settings = configuration.in_force(file, drop_ins, own, rules)
     return dataclasses.replace(
         config,

@@ -118,7 +118,6 @@ class DiskWatch:
         self._era = era(self.config.policy)
         self._layout = DiskLayout(self.disks.layout_image_fs)
         self._thresholds = _of_disks(self.config)
-        self._started = False
         self._cleaner: Worker | None = None
         self._stop_fd = -1  # readable: a clean-up is to end
         # For metrics; written by the cleaner's thread alone.
@@ -146,16 +145,9 @@ class DiskWatch:
 
     def start(self) -> None:
         """Begin to look, unless there is nothing that could matter. The threads end with the process."""
-        if not self._started and (self._thresholds or self.config.local_storage):
-            self._started = True
+        if self._thresholds or self.config.local_storage:
             self._sampler.start()
             self._walker.start()
-
-    def take_config(self, config: RunConfig) -> None:
-        """Other thresholds are in force."""
-        self._thresholds = _of_disks(config)
-        self.start()
-        self._sampler.wake()
 
     def pods_changed(self) -> None:
         """Look at once: ``pods()`` has changed. Where there are no thresholds nothing else wakes the threads."""

@@ -52,7 +52,6 @@ from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
 from monitor.side.pod_watch import PodSync, PodWatch
 from monitor.side.process_watch import ProcessWatch
-from monitor.side.reload import Reloader
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
@@ -134,7 +133,6 @@ class Side:
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
         self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt)
-        self.reloader = Reloader(node, stats, self.watch, self.log, [self.disks.take_config])
         self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
         self._poll = select.poll()
         self._ending = False
@@ -290,7 +288,6 @@ class Side:
         from monitor.side.races import Races
 
         self.races = Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)
-        self.reloader.takers.append(self.races.take_config)
         self.races.stalls.start()
 
     def _open_cluster(self) -> None:

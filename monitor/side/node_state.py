@@ -47,7 +47,7 @@ class Inbox(SimpleQueue[OtherEviction]):
 class NodeState:
     """``capacity`` is the node's memory in bytes.
 
-    The main loop replaces whole values (a reload those of the configuration, a worker ``takers``); other threads read
+    The main loop replaces whole values (a worker ``takers``); other threads read
     them. Nothing here is locked, because nothing is changed in place.
     """
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from monitor.errors import MonitorError
 from monitor.kernel.procfs import readable
 from monitor.link import channel
-from monitor.link.messages import PodGone, PodSeen, Reconfigure, Synced
+from monitor.link.messages import PodGone, PodSeen, Synced
 from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
@@ -42,34 +42,23 @@ class PodWatch:
         self.source = source
         self._look_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # written, the next look begins at once
         self._wake = wake
-        self.looks = 0  # that are over, and what they found can be taken
-        self._found: queue.SimpleQueue[Change | Reconfigure | Exception] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
         self._began: float | None = None  # when the look that is under way began (monotonic seconds)
         self._known = threading.Event()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="pods", daemon=True).start()
 
-    def look_soon(self) -> int:
-        """Have a look begun at once, from any thread; how many are over."""
-        os.eventfd_write(self._look_fd, 1)
-        return self.looks
-
     def doubt(self, uid: str) -> None:
         """Have the processes of a pod looked at again, where they say whether it may be evicted."""
         if self.source.doubt(uid):
-            self.look_soon()
-
-    def hand_on(self, message: Reconfigure) -> None:
-        """Have a message sent after the pods that were found until now. From any thread."""
-        self._found.put(message)
-        self._wake()
+            os.eventfd_write(self._look_fd, 1)
 
     def wait_known(self, timeout_s: float) -> bool:
         """Wait for the first complete look; whether there was one."""
         return self._known.wait(timeout_s)
 
-    def take(self) -> Iterator[Change | Reconfigure | MonitorError]:
+    def take(self) -> Iterator[Change | MonitorError]:
         """What was found since the last call, and lists that failed. Raises errors other than MonitorError."""
         while self._found.qsize():
             found = self._found.get()
@@ -91,7 +80,7 @@ class PodWatch:
         poll.register(self._look_fd, select.POLLIN)
         try:
             while True:
-                # Events that others cause take a quarter of a CPU at most; `look_soon` ends the rest.
+                # Events that others cause take a quarter of a CPU at most; a doubt ends the rest.
                 readable(self._look_fd, min(_POLL_S, 3 * self._look()))
                 ready = poll.poll(1000 * max(_POLL_S, self.source.due_s()))
                 if any(fd == self._look_fd for fd, _ in ready):
@@ -112,7 +101,6 @@ class PodWatch:
             self._found.put(found)
         if not isinstance(found, MonitorError) and self.source.is_complete:
             self._known.set()  # after the queue has it: a waiting thread finds it there
-        self.looks += 1
         if found != Change():
             self._wake()
         return time.monotonic() - began
@@ -150,7 +138,7 @@ class PodSync:
 
     def __post_init__(self) -> None:
         self._era = era(self.node.config.policy)
-        self._unsent: dict[str, bytes] = {}  # uid -> the packet about it; "" -> another configuration
+        self._unsent: dict[str, bytes] = {}  # uid -> the packet about it
 
     @property
     def pending(self) -> bool:
@@ -163,9 +151,6 @@ class PodSync:
         for change in self.watch.take():
             if isinstance(change, MonitorError):
                 self.log.error(str(change))
-                continue
-            if isinstance(change, Reconfigure):
-                self._unsent[""] = channel.encode(change)
                 continue
             gone = [uid for uid in change.removed if uid in self.node.pods]
             self._unsent |= {uid: channel.encode(PodGone(uid)) for uid in gone}

@@ -27,7 +27,6 @@ from monitor.link.messages import (
 )
 from monitor.race.badness import Victim, evictable
 from monitor.race.events import Refused, Stalled
-from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import alert_for_status, alerts_for
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
@@ -107,11 +106,6 @@ class Races:
             if self.figures.stats.get("armed"):
                 found = kernels_victim(self.node, self.figures)
         self._kernels, self._looked_s = found, time.monotonic()
-
-    def take_config(self, config: RunConfig) -> None:
-        """Other thresholds and receivers of alerts are in force. From any thread."""
-        self.judge.config = config
-        self.alerts.take_receivers(config.alertmanagers)
 
     def fileno(self) -> int | None:
         """The kernel's log; None where it cannot be read."""

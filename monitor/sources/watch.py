@@ -71,11 +71,6 @@ class Watch:
         except OSError:
             return False
 
-    def set_thresholds(self, thresholds: tuple[Threshold, ...], compared: bool) -> None:
-        """Take other thresholds; the caller has to give the ceilings to the kernel anew."""
-        self.thresholds, self.compared = thresholds, compared
-        self.set_capacity(self.capacity)
-
     def set_capacity(self, capacity: int) -> None:
         """Take a changed limit; the caller has to give the ceilings to the kernel anew."""
         self.capacity = capacity
@@ -105,7 +100,8 @@ def make_watches(
     version: int,
     step: int = 0,
 ) -> list[Watch]:
-    """Watch the machine (``cgroup`` None) or a cgroup, by the kubelet's signal and by each other one with thresholds.
+    """Watch the machine (``cgroup`` None) or a cgroup, by the kubelet's signal and by each other one with thresholds;
+    where only signals of outrace's own have some, the kubelet's lines are compared as well.
 
     Thresholds are compared once ``arm_thresholds`` was called. A move by ``step`` bytes is reported (0: none is).
     """
@@ -121,24 +117,16 @@ def make_watches(
             index = table.add_formula(made[0].index, formula, path=cgroup)
         else:
             formula, index = 0, table.add(cgroup_id, flags=flags, step=step, path=cgroup)
-        usage_fd, limit_fd = files
-        made.append(Watch(name, signal, cgroup_id, index, capacity, cgroup, usage_fd, limit_fd, formula=formula))
-    change_thresholds(made, thresholds)
-    return made
-
-
-def change_thresholds(watches: Sequence[Watch], thresholds: Sequence[Threshold]) -> None:
-    """Have the domains of these watches compared with other thresholds; where only signals of outrace's own have some,
-    the kubelet's lines are compared as well. They may not bring the first threshold of such a
-    signal: its watch (`make_watches`) takes an entry of the table, and programs that compare by its formula.
-    """
-    for watch in watches:
-        kubelets, *others = signals.OF_DOMAIN[watch.name]
-        mine = tuple(t for t in thresholds if t.signal == watch.signal)
-        compared = watch.signal == kubelets and not mine and any(t.signal in others for t in thresholds)
+        mine = tuple(t for t in thresholds if t.signal == signal)
+        compared = signal == kubelets and not mine and any(t.signal in others for t in thresholds)
         if compared:
-            mine = tuple(t for t in kubelets_lines(thresholds) if t.signal == watch.signal)
-        watch.set_thresholds(mine, compared)
+            mine = tuple(t for t in kubelets_lines(thresholds) if t.signal == signal)
+        usage_fd, limit_fd = files
+        opened = cgroup, usage_fd, limit_fd, mine
+        watch = Watch(name, signal, cgroup_id, index, capacity, *opened, formula=formula, compared=compared)
+        watch.set_capacity(capacity)
+        made.append(watch)
+    return made
 
 
 def arm_thresholds(table: Table, watch: Watch, kernel_trigger: bool, above: int = 0) -> None:

@@ -1,6 +1,5 @@
 """Configurations of tests."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,13 +21,6 @@ def write(tmp_path: Path, name: str, text: str) -> str:
 def build(flags: Mapping[str, Any], own: str | None = None, kubelets: str | None = None) -> RunConfig:
     """The configuration that these flags and files make. Raises ConfigError."""
     return read(flags, own, kubelets).config
-
-
-def started(text: str, tmp_path: Path, **flags: object) -> RunConfig:
-    """As the daemon has it: through the memfd, with what a start fills in."""
-    config = read(flags, write(tmp_path, "own.yaml", text)).config
-    filled = dataclasses.replace(config, pods="cgroups", nodefs="/", imagefs="/", rung="poll", listen_port=40000)
-    return RunConfig.from_json(filled.to_json())
 
 
 def kubeconfig(path: Path, server: str, ca: Path | None = None, **user: Any) -> Path:

@@ -1,6 +1,5 @@
 """The default threshold of a machine without a kubelet leaves out what the kernel keeps for itself."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import pytest
 from monitor.cli.options import with_default_threshold
 from monitor.settings.config import RunConfig
 from monitor.settings.read import over_the_kernels_share, read, resolved_again
-from monitor.settings.reload import reread
 from tests.commands import called
 from tests.daemon.config_files import KUBELET, write
 
@@ -47,34 +45,11 @@ def test_what_was_given_stays(tmp_path: Path, name: str, text: str) -> None:
     assert (changed.thresholds(), changed.origins) == (config.thresholds(), config.origins)
 
 
-def test_it_is_for_whole_machines_with_services(tmp_path: Path) -> None:
-    assert with_default_threshold(RunConfig(pods="services")).kernels_share
-    for other in (RunConfig(pods="services", node_cgroup="/x"), RunConfig(pods="kubelet")):
+def test_it_is_for_whole_machines_with_services() -> None:
+    once = with_default_threshold(read({"pods": "services"}).config)
+    assert hard(once) > 100 * MI
+    for other in (once, read({"pods": "services", "node-cgroup": "/x"}).config, read({"pods": "cgroups"}).config):
         assert with_default_threshold(other) == other
-    config = dataclasses.replace(read({}, write(tmp_path, "own.yaml", "")).config, pods="cgroups")
-    assert hard(reread(config).config) == 100 * MI
-
-
-def test_it_is_one_at_every_reload_and_back_when_the_file_names_none(tmp_path: Path) -> None:
-    write(tmp_path, "own.yaml", "")
-    current = over_the_kernels_share(read({"pods": "services"}, str(tmp_path / "own.yaml")).config, SHARE)
-    assert reread(current).changed == ()
-    write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 50Mi}\n")
-    given = reread(current)
-    assert (given.changed, hard(given.config)) == (("eviction-hard",), 50 * MI)
-    write(tmp_path, "own.yaml", "")
-    back = reread(given.config)
-    assert (back.changed, hard(back.config)) == (("eviction-hard",), 182 * MI)
-    assert back.config.origins["eviction_hard"] == ORIGIN
-
-
-def test_it_moves_with_the_share_and_back_to_the_plain_default() -> None:
-    plain = read({"pods": "services"}).config
-    moved = over_the_kernels_share(over_the_kernels_share(plain, SHARE), SHARE + 17 * MI)
-    assert (hard(moved), moved.origins["eviction_hard"]) == (199 * MI, ORIGIN.replace("82", "99"))
-    assert moved.inputs == over_the_kernels_share(plain, SHARE + 17 * MI).inputs
-    assert over_the_kernels_share(moved, 0) == plain
-    assert over_the_kernels_share(moved, 0).inputs == plain.inputs
 
 
 def test_commands_that_ask_no_daemon_show_it_as_a_run_has_it() -> None:

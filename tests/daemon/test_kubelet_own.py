@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from monitor.cli.run import _announce, _with_pods
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import MonitorError
 from monitor.pods import installations
 from monitor.pods.installations import NodeKubelet
 from monitor.pods.spec import Choice
 from monitor.settings import kubelet_own
 from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, check_enforced, read
-from monitor.settings.reload import merged
 from tests.daemon.config_files import KUBELET, build, kubeconfig, write
 from tests.kube.conftest import authority as authority
 from tests.kube.conftest import serving as serving
@@ -268,15 +267,8 @@ def test_its_version_makes_the_release(
         assert resolved(monkeypatch, kubelet, policy="kubelet-1.8").config.policy == "kubelet-1.8"
         refused = dataclasses.replace(kubelet, refused="others can write it")
         assert resolved(monkeypatch, refused).config.origins["policy"].endswith("; others can write it")
-    # A reload while the API server does not answer, or where it did not answer the start.
     away = resolved(monkeypatch, kubelet).config
     assert away.origins["policy"].startswith(f"default; {GATE} is not set in the kubelet's /k.yaml; ")
-    for one, other in ((config, away), (away, config)):
-        if config.policy == away.policy:
-            assert merged(one, other).changed == ()
-        else:
-            with pytest.raises(ConfigError, match="cannot change while running: policy"):
-                merged(one, other)
 
 
 # ---- where nothing of it can be read

@@ -1,6 +1,5 @@
-"""Every option of `outrace run` in one table: what a value means, how a wrong one is refused, what a reload takes."""
+"""Every option of `outrace run` in one table: what a value means, how a wrong one is refused."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,25 +9,23 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import ConfigError
 from monitor.settings.config import RunConfig
 from monitor.settings.options import KEY, OWN_KEYS, SETTINGS, Option
-from monitor.settings.read import read, value_of
-from monitor.settings.reload import merged, reread
-from tests.daemon.config_files import build, started, write
+from monitor.settings.read import value_of
+from tests.daemon.config_files import build, write
 
 S = 10**9
 
 
 class Row(NamedTuple):
     """``good``: a value that is not the default; ``means``: what RunConfig has of it. ``bad``: values, each with a part
-    of its error. ``live``: a reload takes it. ``beside``: options without which it is refused.
+    of its error. ``beside``: options without which it is refused.
     """
 
     good: Any
     means: Any
     bad: tuple[tuple[Any, str], ...] = ()
-    live: bool = False
     beside: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -66,7 +63,6 @@ OPTIONS = {
             ({"a": {"grace": 90}}, "a: grace: 90 has no unit; write 90s"),
             ({"a": {"never": "perhaps"}}, "a: never: 'perhaps' is not true or false"),
         ),
-        live=True,
     ),
     "kubeconfig": Row("/etc//k", "/etc/k", (("", "'' is not a text"),)),
     "node-name": Row("node-1", "node-1", ((5, "5 is not a text"),)),
@@ -99,33 +95,27 @@ OPTIONS = {
             ("memory.available", "malformed pair"),
             ("memory.available", "write --eviction-hard 'memory.available<100Mi'"),
         ),
-        live=True,
     ),
     "eviction-soft": Row(
         {"memory.available": "2Gi"},
         {"memory.available": "2Gi"},
         (("memory.available<1e30", "memory.available: 1e30: quantities must be at most 4Ei; write"),),
-        live=True,
         beside={"eviction-soft-grace-period": {"memory.available": "1m"}},
     ),
     "eviction-soft-grace-period": Row(
         {"memory.available": "1m30s"},
         {"memory.available": "1m30s"},
         (("memory.available=5", "duration such as 90s"), ("memory.available", "write NAME=VALUE")),
-        live=True,
     ),
     "eviction-max-pod-grace-period": Row(
-        30, 30, ((2**31, "2147483648 is beyond 32 bits"), (1.5, "1.5 is not a whole number")), live=True
+        30, 30, ((2**31, "2147483648 is beyond 32 bits"), (1.5, "1.5 is not a whole number"))
     ),
     "eviction-minimum-reclaim": Row(
         {"memory.available": "5%"},
         {"memory.available": "5%"},
         (("memory.available=1e30", "at most 4Ei; write"), ("memory.available=-1", "negative")),
-        live=True,
     ),
-    "eviction-pressure-transition-period": Row(
-        "90s", 90 * S, (("-1s", "negative"), (5, "5 has no unit; write 5s")), live=True
-    ),
+    "eviction-pressure-transition-period": Row("90s", 90 * S, (("-1s", "negative"), (5, "5 has no unit; write 5s"))),
     "system-reserved": Row({"memory": "1Gi"}, 1 << 30, (("ram=1Gi", "ram: 1Gi: cannot be reserved; resources are c"),)),
     "kube-reserved": Row({"memory": "1Gi"}, 1 << 30, (("memory=-1Gi", "not an amount from 0 to 4Ei"),)),
     "kernel-memcg-notification": Row(True, True, (("maybe", "not true or false"),)),
@@ -154,7 +144,6 @@ OPTIONS = {
         ["http://h:1", "http://h:2"],
         ("http://h:1", "http://h:2"),
         (("localhost:9093", "begin with http://"), ("http://localhost:0/", "port 0"), (1, "1 is not a URL")),
-        live=True,
     ),
     "stall": Row(
         ["machine>40%", "pod>60%,grace=1m"],
@@ -207,27 +196,6 @@ def test_a_wrong_value_is_one_line_that_names_the_option(name: str, value: objec
     assert caught.value.exit_code == 2
 
 
-@every_option
-def test_a_reload_takes_what_may_change_and_refuses_the_whole_for_the_rest(option: Option, tmp_path: Path) -> None:
-    row = OPTIONS[option.name]
-    current = started(yaml.safe_dump(dict(row.beside)), tmp_path)
-    given = {**row.beside, option.name: row.good}
-    if row.live:
-        own = write(tmp_path, "own.yaml", yaml.safe_dump(given, sort_keys=False))
-        config, changed = reread(current)
-        assert (changed, value_of(config, option)) == ((option.name,), row.means)
-        assert config.origins[option.field] == f"{own}: {option.name}"
-        assert (config.pods, config.nodefs, config.rung, config.listen_port) == ("cgroups", "/", "poll", 40000)
-        write(tmp_path, "own.yaml", yaml.safe_dump(dict(row.beside)))
-        assert reread(RunConfig.from_json(config.to_json())).changed == (option.name,)  # and back again
-    else:
-        problem = refused(current, yaml.safe_dump({**given, "alertmanager": "http://h/"}), tmp_path)
-        assert problem.startswith(f"cannot change while running: {option.name} (")
-        assert f"own.yaml: {option.name})" in problem
-        assert problem.endswith("restart outrace for that, or put back what it was")
-        assert problem.count("own.yaml") == 1
-
-
 #: Of what is found at start, depends on the machine, or is nothing.
 IN_WORDS = ("none", "found at start", "the ", "the kubelet's", "those of ", "require ")
 
@@ -245,61 +213,3 @@ def test_a_nul_character_is_named_before_anything_is_done(tmp_path: Path, option
     own = write(tmp_path, "own.json", json.dumps({option: value}))
     with pytest.raises(ConfigError, match=f"{option}: .*(holds a NUL character|is not the name of a file)"):
         build({}, own)
-
-
-# A reload, beyond single options.
-def refused(current: RunConfig, text: str, tmp_path: Path) -> str:
-    write(tmp_path, "own.yaml", text)
-    with pytest.raises(MonitorError) as error:
-        reread(current)
-    return str(error.value)
-
-
-def test_a_new_line_is_in_the_thresholds_and_flags_still_win(tmp_path: Path) -> None:
-    current = started("", tmp_path, alertmanager=("http://flag/",))
-    write(tmp_path, "own.yaml", "eviction-hard: {memory.available: 2Gi}\nalertmanager: http://file/\n")
-    config, changed = reread(current)
-    assert (changed, config.alertmanagers) == (("eviction-hard",), ("http://flag",))
-    assert config.thresholds()[0].quantity(8 << 30) == 2 << 30
-
-
-def test_a_default_that_follows_the_machine_is_no_change(tmp_path: Path) -> None:
-    current = started("", tmp_path)
-    fresh = read({}, str(tmp_path / "own.yaml")).config
-    more = {**fresh.given, "fixed": {**fresh.given["fixed"], "node-name": "of-the-machine"}}
-    assert merged(current, dataclasses.replace(fresh, given=more)).changed == ()
-
-
-@pytest.mark.parametrize(
-    ("before", "text", "problem"),
-    [
-        ("", "eviction-hard: {memory.reclaimable: 1Gi}\n", "memory.reclaimable: a formula of outrace's own cannot"),
-        ("eviction-hard: {memory.reclaimable: 1Gi}\n", "", "memory.reclaimable: a formula of outrace's own cannot"),
-        ("record: /r\n", "record: /r\neviction-hard: {memory.available: 1Gi}\n", "change while everything"),
-        ("", "eviction-soft: {memory.available: 1Gi}\n", "grace period must be specified"),
-        ("", "a: [\n", "own.yaml: not YAML"),
-    ],
-)
-def test_what_this_daemon_cannot_take(before: str, text: str, problem: str, tmp_path: Path) -> None:
-    assert problem in refused(started(before, tmp_path), text, tmp_path)
-
-
-def test_the_order_of_services_is_a_change(tmp_path: Path) -> None:
-    current = started("services: {a: {priority: 1}, b: {priority: 2}}\n", tmp_path)
-    write(tmp_path, "own.yaml", "services: {b: {priority: 2}, a: {priority: 1}}\n")
-    config, changed = reread(current)
-    assert (changed, list(config.services)) == (("services",), ["b", "a"])
-
-
-def test_a_kubelet_that_cannot_be_read_or_another_line_of_its_own_in_mode_hold(tmp_path: Path) -> None:
-    current, fresh = started("mode: hold\n", tmp_path), read({"mode": "hold"}).config
-    with pytest.raises(MonitorError, match="the kubelet's configuration cannot be read: its file is gone"):
-        merged(current, dataclasses.replace(fresh, kubelet_unread="its file is gone"))
-    current = dataclasses.replace(current, pods="kubelet", kubelet_flags={"cert-dir": "/x"})
-    given = read({"mode": "hold", "eviction-hard": "memory.available<100Mi"}).config
-    another = dataclasses.replace(fresh, kubelet_differs=("x has evictionHard {}",))
-    for found, other in ((False, given), (True, another)):
-        with pytest.raises(ConfigError, match="mode hold cannot leave or join the kubelet's line"):
-            merged(dataclasses.replace(current, kubelet_found=found), other)
-    merged(dataclasses.replace(current, kubelet_found=True), given)  # the line of the kubelet that was found
-    merged(dataclasses.replace(current, kubelet_flags={}), given)  # no kubelet: no line of it

@@ -147,7 +147,7 @@ def test_a_file_that_another_user_can_replace_is_refused(tmp_path: Path) -> None
 
 
 def test_a_link_of_another_user_to_a_file_of_roots_is_refused(tmp_path: Path) -> None:
-    """It leads elsewhere at the next reload."""
+    """It leads elsewhere at the next start."""
     (tmp_path / "link").symlink_to(write(tmp_path, "own.yaml", OWN))
     os.lchown(tmp_path / "link", others.UID, -1)
     with pytest.raises(ConfigError, match=rf"link belongs to user {others.UID}"):

@@ -17,7 +17,7 @@ from monitor.hot import supervise
 from monitor.hot.supervise import Side
 from monitor.kernel.loader import package_path
 from monitor.kernel.procfs import readable
-from monitor.link import channel
+from monitor.link import channel, upgrade
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, LogLine
 from monitor.settings.config import RunConfig
@@ -216,3 +216,16 @@ def test_a_side_of_another_version_does_not_start(side: Side, monkeypatch: pytes
     side.start(time.monotonic_ns())
     assert readable(side.pidfd, live.TIMEOUT_S)
     assert os.waitstatus_to_exitcode(os.waitpid(side.pid, 0)[1]) == EXIT_CANNOT
+
+
+def test_an_upgrade_is_seen_by_the_file_that_it_puts_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = tmp_path / "__init__.py"
+    module.write_text("")
+    monkeypatch.setattr(upgrade.monitor, "__file__", str(module))
+    before = upgrade.identity()
+    assert upgrade.identity() == before != "none"
+    (tmp_path / "new").write_text("")
+    (tmp_path / "new").rename(module)
+    assert upgrade.identity() != before
+    module.unlink()
+    assert upgrade.identity() == "none"

@@ -216,7 +216,7 @@ def test_a_refusal_that_took_long_leads_to_nobody_where_the_shortage_is_over(
 def test_the_grace_of_a_soft_threshold(
     own: int | None, most: int, given: int, evictions: Evictions, api: FakeApiServer
 ) -> None:
-    evictions.node.config = RunConfig(eviction_max_pod_grace_period_s=most)  # 10 until a reload
+    evictions.node.config = RunConfig(eviction_max_pod_grace_period_s=most)
     evictions.node.met = [{"signal": SIGNAL, "kind": "soft"}]
     evictions.add("hog", grace_s=own)
     evictions.decide("hog", kind="soft")

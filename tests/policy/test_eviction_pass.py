@@ -1,4 +1,4 @@
-"""The pass of the daemon: the grace, what it is sure to decide, what it leaves for another configuration."""
+"""The pass of the daemon: the grace, what it is sure to decide."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,6 @@ from monitor.policy.eviction_pass import (
     PassConfig,
     PassResult,
     State,
-    carry,
     grace_s,
     is_of_memory,
     run_pass,
@@ -20,7 +19,7 @@ from monitor.policy.eviction_pass import (
 )
 from monitor.policy.ranking import Candidate, EvictionOrder
 from monitor.policy.releases import ERAS, era
-from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, NODEFS, Observation
+from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
 from monitor.policy.thresholds import Threshold, parse_thresholds
 from tests.policy.test_ranking import CANDIDATES
 from tests.policy.test_synchronize import CAPACITY, PODS, S
@@ -114,57 +113,3 @@ def config(
 def passed(by: PassConfig, state: State, at_s: int, available: int, signal: str = MEMORY) -> PassResult:
     seen = {signal: Observation(available, CAPACITY, at_s * S)}
     return run_pass(by, state, seen, at_s * S, lambda _: PODS)
-
-
-def test_a_soft_threshold_that_stays_is_met_since_when_it_was() -> None:
-    long, short = config(soft="100"), config(soft="100", grace="30s")
-    state = passed(long, State(), 10, 50).state
-    assert passed(short, carry(long, state, short), 39, 50).outcome.victim is None
-    assert passed(short, carry(long, state, short), 40, 50).outcome.victim is not None
-    # ... and one with a longer grace waits longer, though it was past its grace before.
-    state = passed(short, passed(short, State(), 10, 50).state, 40, 50).state
-    assert passed(long, carry(short, state, long), 41, 50).outcome.victim is None
-
-
-@pytest.mark.parametrize("new", [config(soft="90"), config(hard={MEMORY: "90"}, soft="90")])
-def test_a_soft_threshold_of_another_value_begins_anew(new: PassConfig) -> None:
-    old = config(soft="100", grace="30s")
-    state = passed(old, State(), 10, 89).state
-    found = passed(new, carry(old, state, new), 60, 89).outcome
-    softs = [t for t in found.met if not t.hard]
-    assert softs == []
-
-
-def test_nobody_is_evicted_for_the_min_reclaim_of_a_threshold_that_is_gone() -> None:
-    old, same, lower = (config(hard={MEMORY: v}, reclaim="50") for v in ("100", "100", "60"))
-    state = passed(old, State(), 10, 90).state
-    held = passed(same, carry(old, state, same), 11, 120).outcome
-    assert held.victim is not None  # 120 is below 100 and 50
-    assert passed(lower, carry(old, state, lower), 11, 100).outcome.victim is None
-
-
-def test_nobody_is_evicted_by_the_figure_that_the_configuration_before_has_acted_on() -> None:
-    old, new = config(hard={MEMORY: "100"}), config(hard={MEMORY: "100"}, soft="200")
-    state, seen = passed(old, State(), 10, 50).state, {MEMORY: Observation(50, CAPACITY, 10 * S)}
-    assert run_pass(new, carry(old, state, new), seen, 11 * S, lambda _: PODS).outcome.victim is None
-
-
-def test_a_condition_stays_for_the_transition_period_of_now() -> None:
-    old, shorter = config(hard={MEMORY: "100"}), config(hard={MEMORY: "90"}, period_s=60)
-    state = passed(old, State(), 10, 95).state
-    moved = carry(old, state, shorter)
-    assert passed(shorter, moved, 69, 200).outcome.conditions == {"MemoryPressure"}
-    assert passed(shorter, moved, 70, 200).outcome.conditions == frozenset()
-
-
-def test_a_condition_that_no_threshold_speaks_of_is_over() -> None:
-    old, new = config(hard={MEMORY: "100"}), config(hard={NODEFS: "100"})
-    state = passed(old, State(), 10, 50).state
-    assert state.conditions == {"MemoryPressure"}
-    assert passed(new, carry(old, state, new), 11, 500, NODEFS).outcome.conditions == frozenset()
-
-
-def test_before_the_first_pass_there_is_nothing_to_keep() -> None:
-    old, new = config(hard={MEMORY: "100"}), config(hard={MEMORY: "90", NODEFS: "5"})
-    assert carry(old, State(), new) == State()
-    assert carry(config(), passed(config(), State(), 1, 1).state, new) == State()

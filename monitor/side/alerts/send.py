@@ -219,34 +219,25 @@ class AlertSender:
     """
 
     def __init__(self, urls: Sequence[str], log: Log) -> None:
-        self._log = log
-        self._receivers: dict[str, Receiver] = {}  # by URL; replaced as a whole
-        self.take_receivers(urls)
-
-    def take_receivers(self, urls: Sequence[str]) -> None:
-        """Send to these from now on. A receiver that stays keeps its queue; one that is removed tries once more."""
-        before = self._receivers
-        self._receivers = {url: before.get(url) or Receiver(url, self._log) for url in urls}
-        for url in self._receivers.keys() - before.keys():
-            self._receivers[url].start()
-        for url in before.keys() - self._receivers.keys():
-            before[url].close()
+        self._receivers = [Receiver(url, log) for url in dict.fromkeys(urls)]
+        for receiver in self._receivers:
+            receiver.start()
 
     def fire(self, alert: Alert) -> None:
         alert = replace(alert, annotations={**alert.annotations, "runbook_url": RUNBOOK.format(alert.name)})
-        for receiver in self._receivers.values():
+        for receiver in self._receivers:
             receiver.fire(alert)
 
     def close(self, timeout_s: float) -> bool:
         """One more try for what waits; the rest is lost. False if a thread took longer than that."""
         deadline = time.monotonic() + timeout_s
-        for receiver in self._receivers.values():
+        for receiver in self._receivers:
             receiver.close()
-        for receiver in self._receivers.values():
+        for receiver in self._receivers:
             receiver.join(max(0.0, deadline - time.monotonic()))
-        return not any(receiver.is_alive() for receiver in self._receivers.values())
+        return not any(receiver.is_alive() for receiver in self._receivers)
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
         """Receiver -> ``sent``, ``failed``, ``dropped``, ``waiting``."""
-        return {receiver.name: receiver.counts() for receiver in self._receivers.values()}
+        return {receiver.name: receiver.counts() for receiver in self._receivers}

@@ -251,7 +251,7 @@ class ApiEvictions:
         if decision.kind != "soft":
             return max(_LEAST_GRACE_S, decision.grace_s)
         own_s = DEFAULT_POD_GRACE_S if own is None else own
-        most_s = self._node.config.eviction_max_pod_grace_period_s  # of now: a reload may change it
+        most_s = self._node.config.eviction_max_pod_grace_period_s
         return max(_LEAST_GRACE_S, own_s if most_s < 0 else min(own_s, most_s))
 
     def _accepted(self, decision: Decision, pod: Asked, rank: int) -> None:
