@@ -24,7 +24,7 @@ WIDTH, HEIGHT, BOX, GAP, ROW = 900, 442, 370, 136, 21
 HOT = (
     ("loop.py", "a turn: descriptors, then timers"),
     ("main.py", "wires all; what is due when"),
-    ("ring_records.py", "records of the kernel"),
+    ("records.py", "records of the kernel"),
     ("decide.py", "a pass, the decision"),
     ("trigger.py", "the next victim, ready"),
     ("suspension.py", "evictions that would not help"),

@@ -43,7 +43,7 @@ WORSE = 0.03
 MOST_TURNS = 5
 #: What the hot process has imported when it decides, without and with a kernel that has rings.
 HOT = """import contextlib, importlib, sys
-for name in ("monitor.hot.main", "monitor.hot.ring_records"):
+for name in ("monitor.hot.main", "monitor.hot.ring_records", "monitor.sources.rings"):
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module(name)
 print(sum(name.partition(".")[0] == "monitor" for name in sys.modules))"""

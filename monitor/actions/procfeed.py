@@ -54,12 +54,11 @@ class BpfFeed:
         from monitor.kernel.pins import PROCS, Ring
         from monitor.kernel.wire import ProcEvent
 
-        def on_record(data: bytes) -> None:
-            event = ProcEvent.decode(data)
+        def on_record(event: ProcEvent) -> None:
             scores.on_process(event.pid, event.cgroup_id)
 
         self._links: list[int] = []
-        self._ring = Ring(pins, "procs", on_record)
+        self._ring = Ring(pins, "procs", on_record, ProcEvent.decode)
         try:
             for name in PROCS:
                 self._links.append(pins.attach(name))

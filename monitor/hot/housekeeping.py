@@ -20,6 +20,7 @@ from monitor.link.messages import PodSeen
 from monitor.link.outbox import Outbox
 from monitor.sources.gauge import FIRST_TURN_NS, SWEEP_NS, TURN_NS, Gauge
 from monitor.sources.registry import PodEntry, Registry
+from monitor.sources.source import EventSource
 
 _REMEDY = "name a cgroup further up, or run with --hooks poll, which reads files"
 
@@ -126,7 +127,7 @@ class Housekeeping:
     evictor: Evictor
     decider: Decider
     records: Records
-    kills: Records
+    kills: EventSource
     sweeps: Sweeps
     side: Side
     next_ns: int = 0

@@ -14,9 +14,6 @@ from monitor.kernel import timer
 from monitor.kernel.troubles import TROUBLES, Trouble
 from monitor.link.counters import SharedStats
 
-#: Timeouts of epoll are whole milliseconds, rounded up: 0.25 ms were 1.1, and 1.6 were 2.1 (measured). What is due
-#: sooner than this is waited for with a timer, which costs a system call.
-SHORT_NS = 20_000_000
 #: Called with the descriptor that is ready, or with the time of the turn.
 Handler = Callable[[int], object]
 #: A name for the reader; when it is due, None while it is not; and what runs then.
@@ -143,7 +140,7 @@ class Loop:
         timeout_s = -1.0
         if due_ns is not None:
             left = due_ns - time.monotonic_ns()
-            if 0 < left < SHORT_NS:
+            if 0 < left < timer.SHORT_NS:
                 self._timer.set(left)
             timeout_s = max(0.0, left / 1e9)
         for fd, _ in self._epoll.poll(timeout_s):

@@ -27,7 +27,7 @@ from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.hot.housekeeping import Housekeeping, Sweeps
 from monitor.hot.loop import Guard, Loop, Timer
 from monitor.hot.pod_sync import PodSync
-from monitor.hot.records import BusyPoll
+from monitor.hot.records import BusyPoll, Records
 from monitor.hot.report import Report
 from monitor.hot.sd_notify import Service
 from monitor.hot.supervise import Side, SideRestarts
@@ -43,11 +43,10 @@ from monitor.policy.releases import era
 from monitor.settings.config import CONFIG_FD, STATS_FD, STEP, RunConfig
 from monitor.sources.gauge import Gauge, NodeGone
 from monitor.sources.registry import Registry
-from monitor.sources.source import MemorySource, open_memory_source
+from monitor.sources.source import EventSource, MemorySource, open_memory_source
 
 if TYPE_CHECKING:
     from monitor.hot.pass_record import PassRecorder
-    from monitor.hot.records import Records
 
 
 class Hot:
@@ -71,13 +70,13 @@ class Hot:
         note = EvictionNote(source.eviction)
         self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, loop, note)
         self.decider = decider = Decider(config, gauge, registry, trigger, evictor, recorder, outbox)
-        self.readers = _readers(source, gauge, registry, decider, outbox)
-        self.records, kills = self.readers[0], self.readers[-1]
-        records = self.records
-        self.sweeps = sweeps = Sweeps(gauge, registry, outbox, records.read_events)
+        self.sources = _event_sources(source, outbox)
+        events, kills = self.sources[0], self.sources[-1]
+        self.records = records = Records(events, gauge, registry, decider, outbox, is_exact=source.is_exact)
+        self.sweeps = sweeps = Sweeps(gauge, registry, outbox, events.read_events)
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps, side)
         others = _other_messages(decider, evictor, outbox)
-        self.pods = pods = PodSync(guard, registry, decider, housekeeping, records.read_events, outbox, others)
+        self.pods = pods = PodSync(guard, registry, decider, housekeeping, events.read_events, outbox, others)
         self.restarts = restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
@@ -103,7 +102,7 @@ class Hot:
 
     def _timers(self) -> tuple[Timer, ...]:
         """The table. What one timer does with more than one object is here."""
-        decider, evictor, records = self.decider, self.evictor, self.records
+        decider, evictor, events = self.decider, self.evictor, self.records.source
         housekeeping, guarded, pending = self.housekeeping, self.guard, evictor.pending
 
         def rank_due_ns() -> int | None:
@@ -125,15 +124,15 @@ class Hot:
 
         def follow_eviction(now_ns: int) -> None:
             if decider.follow(now_ns, self.side.pid):
-                records.pod_went()
+                events.pod_went()
                 if evictor.stuck:
                     housekeeping.soon(now_ns)
                 self.gauge.arming.next_look_ns = now_ns  # what was met may be met anew
 
-        busy_poll = BusyPoll(self.gauge, decider, records.read_events, housekeeping.look)
+        busy_poll = BusyPoll(self.gauge, decider, events.read_events, housekeeping.look)
         return (
             ("watchdog", self.service.due_ns, self.service.alive),
-            *(("records", each.due_ns, each.go_on) for each in self.readers),
+            *(("records", each.due_ns, each.go_on) for each in self.sources),
             *decider.holds.timers(rank_due_ns, lambda: guarded(decider.run_pass)),
             ("rank", rank_due_ns, rank),
             ("sample", decider.figures.due_ns, decider.figures.note),
@@ -166,8 +165,9 @@ class Hot:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self.stop)
 
-        for each in self.readers:
-            each.open(loop)
+        for each in self.sources:
+            each.open(loop, self.records)
+        self.records.opened()
         loop.register(wake_fd, self._take_wakeup)
 
         self.housekeeping.watch_thresholds()
@@ -234,26 +234,24 @@ def _other_messages(decider: Decider, evictor: Evictor, outbox: Outbox) -> dict[
     }
 
 
-def _readers(
-    source: MemorySource, gauge: Gauge, registry: Registry, decider: Decider, outbox: Outbox
-) -> tuple[Records, ...]:
-    """What reads this hook's events: the first crossings, the last OOM kills."""
-    rings: tuple[Records, ...] = ()
+def _event_sources(source: MemorySource, outbox: Outbox) -> tuple[EventSource, ...]:
+    """What finds this hook's events: the first crossings, the last OOM kills."""
+    rings: tuple[EventSource, ...] = ()
     if source.pins is not None:
-        from monitor.hot.ring_records import RingRecords
-        from monitor.kernel.domains import DomainTable
+        from monitor.sources.rings import Rings
 
-        table = source.table if source.is_exact else DomainTable(source.pins)
-        rings = (RingRecords(source.pins, table, registry, decider, outbox),)
+        rings = (Rings(source.pins, outbox),)
         if source.is_exact:
             return rings
-        table.reset()  # of the daemon before: nothing brings it up to date
-    from monitor.hot.polled_records import PolledKills, PolledRecords
+        from monitor.kernel.domains import DomainTable
+
+        DomainTable(source.pins).reset()  # of the daemon before: nothing brings it up to date
+    from monitor.sources.logged_kills import LoggedKills
     from monitor.sources.polled_table import PolledTable
+    from monitor.sources.poller import Poller
 
     assert isinstance(source.table, PolledTable)
-    records = PolledRecords(source.table, source.arming, decider, outbox)
-    return (records, *(rings or (PolledKills(gauge, registry, decider, outbox),)))
+    return (Poller(source.table, source.arming, outbox.stats), *(rings or (LoggedKills(source.table, outbox),)))
 
 
 def _is_left_alone(config: RunConfig) -> bool:

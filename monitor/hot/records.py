@@ -1,19 +1,21 @@
-"""What the readers of a rung's events have in common: crossings, and the last steps for the record of an incident."""
+"""What becomes of the records that programs or looks yield: crossings, steps, and the steps of an OOM kill."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from monitor.hot.decide import Decider
-from monitor.hot.loop import Loop
 from monitor.kernel.domains import Reading
-from monitor.kernel.wire import PAGE
+from monitor.kernel.wire import CROSS, PAGE, SIGNAL, STEP, Event, OomEvent
 from monitor.link.messages import Crossing, Flight
 from monitor.link.outbox import Outbox
 from monitor.sources.gauge import Gauge
+from monitor.sources.registry import Registry
+from monitor.sources.source import EventSource
 from monitor.sources.watch import Watch
 
 #: Steps of 1 MiB kept: the last 4 GiB that anybody took or gave back. One append (60 ns) is all that each costs.
@@ -22,46 +24,97 @@ _MOST = 4096
 _CHUNK = 1000
 #: (time ns, cgroup id, usage, inactive file, active file), in pages
 Step = tuple[int, int, int, int, int]
+_OOM_RECORDS = {
+    "mark": "records_oom",
+    "kill": "records_kill",
+    "exit": "records_exit",
+    "left": "records_exit",
+    "reclaim": "records_reclaim",
+}
 
 
 class Records:
-    """Reads the events of a rung, and hands them to the decider. ``watches``, by domain index, are the domains with
-    thresholds; `watch` sets them. Methods that do nothing are for hooks that have something to do then.
+    """Takes the records of every source, and hands them to the decider. ``source``: of crossings and steps.
+    ``is_exact``: it reports them as they happen.
     """
 
-    def __init__(self, decider: Decider, outbox: Outbox) -> None:
-        self.watches: Mapping[int, Watch] = {}
+    def __init__(
+        self, source: EventSource, gauge: Gauge, registry: Registry, decider: Decider, outbox: Outbox, *, is_exact: bool
+    ) -> None:
+        self.source = source
         self.pulled_ns = 0  # when the kernel pulled the trigger while no daemon ran to hear of it; 0: it did not
+        self._watches: Mapping[int, Watch] = {}  # those with thresholds, by domain index
+        self._table = gauge.table
+        self._registry = registry
         self._decider = decider
-        self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
+        self._is_exact = is_exact
+        self._stats, self._send = outbox.stats, outbox.send
+        self._away = True  # what is read before this is cleared happened while no daemon ran
         self._steps_kept: deque[Step] = deque(maxlen=_MOST)
         self._keep_step = self._steps_kept.append
 
-    def open(self, loop: Loop) -> None:
-        """Have the descriptors in the epoll of the hot loop."""
-
-    def read_events(self) -> int:
-        """Read crossings and steps now; how many there were."""
-        return 0
+    def opened(self) -> None:
+        """The sources are open: what comes now happens now."""
+        self._away = False
+        self._decider.pods.moved.clear()
 
     def watch(self, watches: Mapping[int, Watch]) -> None:
-        self.watches = watches
+        self._watches = watches
+        self.source.watch(watches)
 
-    def due_ns(self) -> int | None:
-        """When `go_on` is due."""
-        return None
+    @property
+    def is_calm(self) -> bool:
+        return self._decider.is_calm
 
-    def go_on(self, now_ns: int) -> None:
-        """Go on where the budget of a turn ended."""
+    def event(self, record: Event) -> None:
+        ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = record
+        if kind == STEP:
+            if self._table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
+                self._keep_step((ts, cgroup_id, usage, inactive, active))
+                if index in self._watches:
+                    self._decider.stirred = True
+                else:
+                    self._decider.step(index, max(0, usage - inactive) * PAGE)
+            self._stats.add("records_step")
+        elif kind in (CROSS, SIGNAL):
+            watch = self._watches.get(index)
+            if kind == SIGNAL and self._away and not result:
+                self.pulled_ns = ts
+            if watch is not None and watch.cgroup_id == cgroup_id:
+                cache = max(0, inactive) * PAGE, max(0, active) * PAGE
+                reading = Reading(usage * PAGE, *cache, watch.formula != 0)
+                if kind == CROSS:
+                    seen_ns = time.monotonic_ns()
+                    self.source.catch_up()
+                    self._decider.run_pass(ts, watch if self._is_exact else None)
+                    self._decider.eventful = True
+                    self._send_crossing(watch, threshold, reading, ts, seen_ns)
+                else:
+                    self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
+            self._stats.add("records_cross" if kind == CROSS else "records_signal")
+        else:
+            self._stats.add("records_bad")
 
-    def look_after(self) -> None:
-        """Once a second."""
-
-    def pods_came(self) -> None:
-        """A sweep has been over new pods."""
-
-    def pod_went(self) -> None:
-        """An eviction is over."""
+    def oom(self, event: OomEvent) -> None:
+        self._stats.add(_OOM_RECORDS[event.kind])
+        pod = self._registry.owner_of_cgroup(event.victim_cgroup)
+        if pod is None and event.domain is not None:  # deeper in a pod than its containers
+            pod = self._registry.owner_of_cgroup(self._table.cgroup_id(event.domain))
+        if event.kind == "left":
+            if pod is not None and not self._away:
+                self._decider.exited(pod, event.pgtables)
+            return
+        uid, title = (pod.uid, pod.title) if pod is not None else (None, None)
+        event = event._replace(pod=uid, pod_name=title, while_away=self._away)
+        if event.kind == "mark":
+            self._stats.add("oom_exiting" if event.exiting else "oom_kills")
+            event = event._replace(order=self._registry.leaders())
+            self._decider.eventful = True
+        known = event.kind != "reclaim" and not event.exiting and not event.source  # a counter is a second late
+        if known and pod is not None and not self._away:
+            size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark has it
+            self._decider.died(pod, size)
+        self._send(event)
 
     def send_flight(self) -> None:
         """Send the helper the steps around what happened, if anything did, that it was not sent yet."""

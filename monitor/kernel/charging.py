@@ -182,7 +182,7 @@ def _seen(name: str, ready: bool) -> str:
 
 
 def promise(name: str, fill_rate: int, cpus: int, huge_page: int, *, machine: bool = True) -> Bound:
-    """What a rung can promise near a threshold, as the metrics have it (`sources/gauge.py`, `hot/polled_records.py`).
+    """What a rung can promise near a threshold, as the metrics have it (`sources/gauge.py`, `sources/poller.py`).
 
     ``fill_rate``: bytes a second that can be taken at most. ``machine``: else a cgroup is the node.
     """

@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,11 +187,10 @@ class LoggedKill(NamedTuple):
 
 
 class OomLog:
-    """Puts the lines of one kill together. ``index`` gives a watched cgroup's place in the table by its id."""
+    """Puts the lines of one kill together."""
 
-    def __init__(self, hierarchy: Hierarchy, index: Callable[[int], int | None]) -> None:
+    def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
-        self._index = index
         self._report = _Report()
         #: Of the last kill, which those of its group share: its report, and (the group's cgroup, when).
         self._last = self._report
@@ -247,7 +246,6 @@ class OomLog:
             victim_tid=line.pid,
             victim_comm=line.comm,
             victim_cgroup=victim,
-            domain=self._index(victim) if victim else None,
             invoker_pid=report.invoker_pid,
             invoker_tid=report.invoker_pid,
             invoker_comm=report.invoker_comm,

@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel.libbpf import RING_CALLBACK, RunOpts, attach_kprobe, failure, libbpf
@@ -186,10 +187,13 @@ def attach(name: str, prog: int) -> int:
 
 class Ring:
     """A pinned ring buffer: put ``fileno()`` in an epoll and call ``consume()`` when it is readable. ``callback`` gets
-    each record as bytes. An exception in it must not travel through C: it is kept and raised by consume() afterwards.
+    each record, as ``decode`` makes it of bytes. An exception in them must not travel through C: it is kept and raised
+    by consume() afterwards.
     """
 
-    def __init__(self, pins: Pins, name: str, callback: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, pins: Pins, name: str, callback: Callable[[Any], None], decode: Callable[[bytes], Any] = bytes
+    ) -> None:
         self._fd = pins.fd(f"map_{name}")
         self._error: BaseException | None = None
         self._left = 0  # records that consume() may still hand on; 0 while it is not running
@@ -198,7 +202,7 @@ class Ring:
 
         def on_record(_ctx: int | None, data: int, size: int) -> int:
             try:
-                callback(string_at(data, size))
+                callback(decode(string_at(data, size)))
             except BaseException as error:  # noqa: BLE001  # see above: raised by consume()
                 self._error = error
             self._left -= 1

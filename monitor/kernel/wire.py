@@ -46,6 +46,10 @@ COUNTS = (
 )
 
 
+#: A crossing, a step or a signal: what `EVENT` unpacks.
+Event = tuple[int, ...]
+
+
 class OomEvent(NamedTuple):
     """One step of an OOM kill: ``mark`` (oom:mark_victim), ``kill`` (SIGKILL generated), ``exit`` (last thread left);
     or ``reclaim`` (the invoker has to free memory of ``oom_cgroup`` before there is any), sampled.

@@ -69,7 +69,7 @@ class PolledTable(Table):
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__(memoryview(bytearray(MAX_DOMAINS * WORDS * 8)).cast("q"))
-        self._hierarchy = hierarchy
+        self.hierarchy = hierarchy
         self._stat_keys = STAT_KEYS[hierarchy.version]
         self._files: dict[int, Files] = {}  # by index
         self._is_linked = True
@@ -82,6 +82,14 @@ class PolledTable(Table):
 
     def __iter__(self) -> Iterator[Files]:
         return iter(list(self._files.values()))
+
+    def around(self, path: Path | None) -> int | None:
+        """Index of the nearest watched cgroup at this path or above it, also where it is gone; None without one."""
+        by_path = {files.path: files.at for files in self._files.values()}
+        return next((by_path[at] for at in (path, *path.parents) if at in by_path), None) if path is not None else None
+
+    def is_pod(self, index: int) -> bool:
+        return self._words[index * WORDS + domains.FLAGS] & domains.POD != 0
 
     def holds(self, files: Files) -> bool:
         """Whether they are (still) of the table."""
@@ -108,7 +116,7 @@ class PolledTable(Table):
             else:
                 if path is None:
                     raise MonitorError(f"the directory of cgroup {cgroup_id} is not known", "report this")
-                usage_fd = os.open(path / USAGE[self._hierarchy.version], os.O_RDONLY | os.O_CLOEXEC)
+                usage_fd = os.open(path / USAGE[self.hierarchy.version], os.O_RDONLY | os.O_CLOEXEC)
                 stat_fd = os.open(path / "memory.stat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             if usage_fd >= 0:
@@ -186,8 +194,8 @@ class PolledTable(Table):
         over = [ceiling * PAGE for ceiling in ceilings if used > ceiling * PAGE]
         if not over or not files.below:
             return False
-        known = sum([number(data, key) for key in _USED_KEYS[self._hierarchy.version]])
-        if self._hierarchy.version == 2 and b"\nkernel " not in data:
+        known = sum([number(data, key) for key in _USED_KEYS[self.hierarchy.version]])
+        if self.hierarchy.version == 2 and b"\nkernel " not in data:
             known += sum([number(data, key) for key in _KERNEL_KEYS])
         return used - max(0, usage - known - _AHEAD) <= max(over)
 

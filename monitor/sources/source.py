@@ -13,18 +13,20 @@ the machine needs, at the fastest rate it can fault memory in, to eat the headro
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from monitor.errors import MonitorError
 from monitor.kernel.bounds import REREAD_NS
 from monitor.kernel.pins import HOOKS, TRACEPOINT, Pins, attach
-from monitor.kernel.wire import EVICTION, VICTIM
+from monitor.kernel.wire import EVICTION, VICTIM, Event, OomEvent
 from monitor.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from monitor.kernel.domains import Table
     from monitor.kernel.sweeping import Stepwise
+    from monitor.sources.watch import Watch
 
 #: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
 MIN_LOOK_NS = 100_000_000
@@ -116,6 +118,64 @@ class BpfArming(Arming):
         for link in self._links:
             os.close(link)
         self._links = []
+
+
+class Consumer(Protocol):
+    """Takes the records of every source: crossings and steps, and the steps of an OOM kill."""
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether no threshold is met, and no pod is being evicted."""
+
+    def event(self, record: Event) -> None: ...
+
+    def oom(self, event: OomEvent) -> None: ...
+
+
+class Epoll(Protocol):
+    """Of the hot loop."""
+
+    def register(self, fd: int, handler: Callable[[int], object]) -> None: ...
+
+    def unregister(self, fd: int) -> None: ...
+
+    @property
+    def modify(self) -> Callable[[int, int], None]: ...
+
+
+class EventSource:
+    """Finds crossings, steps or OOM kills, and hands them on as records. Methods that do nothing are for sources that
+    have something to do then.
+    """
+
+    def open(self, epoll: Epoll, consumer: Consumer) -> None:
+        """Have the descriptors in the epoll, and hand records on from now on."""
+        self._epoll, self._consumer = epoll, consumer
+
+    def read_events(self) -> None:
+        """Read crossings and steps now."""
+
+    def catch_up(self) -> None:
+        """Read the steps before a crossing that is acted on now."""
+
+    def watch(self, watches: Mapping[int, Watch]) -> None:
+        """The domains with thresholds, by index."""
+
+    def due_ns(self) -> int | None:
+        """When `go_on` is due."""
+        return None
+
+    def go_on(self, now_ns: int) -> None:
+        """Go on where the budget of a turn ended."""
+
+    def look_after(self) -> None:
+        """Once a second."""
+
+    def pods_came(self) -> None:
+        """A sweep has been over new pods."""
+
+    def pod_went(self) -> None:
+        """An eviction is over."""
 
 
 @dataclass(frozen=True, slots=True)

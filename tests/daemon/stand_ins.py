@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-from monitor.hot.polled_records import PolledRecords
 from monitor.link.messages import LogLine
 from monitor.policy.thresholds import Threshold
 from monitor.sources.gauge import Gauge
+from monitor.sources.poller import Poller
 
 
 def outbox(send: Any = lambda _: None, stats: Any = None) -> Any:
@@ -16,10 +16,9 @@ def outbox(send: Any = lambda _: None, stats: Any = None) -> Any:
     return SimpleNamespace(send=send, log=lambda level, msg, **fields: send(LogLine(level, msg, fields)), stats=stats)
 
 
-def polled(**parts: Any) -> PolledRecords:
+def polled(**parts: Any) -> Poller:
     """``parts``: arguments of the constructor, by name; nothing comes of the others."""
-    given = {**{name: MagicMock() for name in ("table", "arming", "decider")}, "outbox": outbox(), **parts}
-    return PolledRecords(**given)
+    return Poller(**{name: MagicMock() for name in ("table", "arming", "stats")} | parts)
 
 
 def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: Any = (), **parts: Any) -> Gauge:

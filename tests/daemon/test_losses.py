@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from monitor.hot.ring_records import SAVED_NS, SHARE, Ration, RingRecords
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
 from monitor.link.messages import TYPES
@@ -17,6 +16,7 @@ from monitor.race.events import Lost
 from monitor.side.event_builder import Losses
 from monitor.side.node_state import Figures
 from monitor.side.process_watch import LOOK_NS, OverBudget
+from monitor.sources.rings import SAVED_NS, SHARE, Ration, Rings
 from tests.daemon.test_heartbeat import stats as stats
 from tests.log_lines import LogLines
 
@@ -140,9 +140,9 @@ class StandInRing:
 
 def test_a_ring_whose_record_is_half_written_is_left_alone_for_a_moment(stats: SharedStats) -> None:
     """Reported for ever, it kept the hot process from sleeping, ahead of its writer (Linux 7.0 and later)."""
-    records = RingRecords(*[None] * 4, SimpleNamespace(stats=stats, send=None, log=None))
+    records = Rings(None, SimpleNamespace(stats=stats, log=None))
     heard: list[tuple[int, int]] = []
-    records._loop = SimpleNamespace(modify=lambda fd, events: heard.append((fd, events)))
+    records._epoll = SimpleNamespace(modify=lambda fd, events: heard.append((fd, events)))
     events, kills = StandInRing(4), StandInRing(5, 3, 0, 2)
     records._events, records._budgets = events, {kills: 8}
     records._by_fd = {4: events, 5: kills}

@@ -14,7 +14,7 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.settings.config import fastest_fill
 from tests import live
-from tests.daemon.stand_ins import outbox, polled
+from tests.daemon.stand_ins import polled
 
 pytestmark = pytest.mark.kernel
 
@@ -92,8 +92,8 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
 @pytest.mark.parametrize("machine", [True, False])
 def test_the_metric_of_the_poller_is_the_promise(machine: bool) -> None:
     stats: dict[str, int] = {}
-    soft = polled(arming=SimpleNamespace(rate=12 << 30), outbox=outbox(stats=SimpleNamespace(set=stats.__setitem__)))
-    soft.watches = {0: SimpleNamespace(machine=machine)}
+    soft = polled(arming=SimpleNamespace(rate=12 << 30), stats=SimpleNamespace(set=stats.__setitem__))
+    soft.watch({0: SimpleNamespace(machine=machine)})
     soft._cpus = 2
     row = promise(POLL, 12 << 30, 2, 2 * MIB, machine=machine)
     soft._bound(row.unseen_ns)

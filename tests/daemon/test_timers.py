@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from monitor.hot.loop import SHORT_NS, Guard, Loop, Timer
+from monitor.hot.loop import Guard, Loop, Timer
 from monitor.hot.pass_timer import TICK_NS, PassTimer
 from monitor.hot.records import NEAR_BYTES, SAVED_NS, BusyPoll
+from monitor.kernel.timer import SHORT_NS
 from monitor.kernel.troubles import TROUBLES
 
 

@@ -109,7 +109,7 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
 def test_the_kernel_reports_each_formulas_crossing_by_itself(bench: Bench, files: Path) -> None:
     """Page cache read twice crosses the kubelet's line alone; what is anonymous crosses the other as well."""
     if bench.watching is None:
-        pytest.skip("the loop compares what it polls: tests/daemon/test_polled_records.py")
+        pytest.skip("the loop compares what it polls: tests/daemon/test_poller.py")
     active = f"[f({str(files)!r} + n) for n in ('/a', '/b', '/c', '/d') for f in (lambda p: write(p, 10), read, read)]"
     with live.cgroup("crossings", 256 * MIB) as node:
         pod = cgroupfs.make(node / "pod")

@@ -102,7 +102,7 @@ def test_a_kill_is_of_the_cgroup_and_not_of_its_twin() -> None:
             old = kill(puppet)
         with closing(Kmsg()) as log, live.Puppet(path) as puppet:
             new, lines, kills = kill(puppet), [], []
-            assembled = OomLog(cgroupfs.detect(), lambda _: None)
+            assembled = OomLog(cgroupfs.detect())
 
             def logged() -> list[Constraint]:
                 lines.extend(log.read())
@@ -154,7 +154,7 @@ def tree(tmp_path: Path) -> Hierarchy:
 
 def test_every_fact_of_a_report(tree: Hierarchy) -> None:
     began = time.monotonic_ns()
-    log = OomLog(tree, {cgroupfs.cgroup_id(tree.root / "a" / "b"): 3}.get)
+    log = OomLog(tree)
     assert [log.feed(line) for line in LINES] == [None] * len(LINES)
     found = log.feed(KILLED)
     expected = {
@@ -163,7 +163,6 @@ def test_every_fact_of_a_report(tree: Hierarchy) -> None:
         "victim_comm": "python3",
         "victim_cgroup": cgroupfs.cgroup_id(tree.root / "a" / "b"),
         "oom_cgroup": cgroupfs.cgroup_id(tree.root / "a"),
-        "domain": 3,
         "invoker_pid": 6600,
         "invoker_comm": "python3",
         "oom_usage": 16384 * KIB,
@@ -184,7 +183,7 @@ def test_every_fact_of_a_report(tree: Hierarchy) -> None:
 
 def test_what_others_write_into_the_log_is_no_part_of_a_report(tree: Hierarchy) -> None:
     """A process that may open /dev/kmsg can forge the invoker, the limit, the end of a report, the rest of a group."""
-    log = OomLog(tree, lambda _: None)
+    log = OomLog(tree)
     forged = (
         b"12,1,760410198,-;mallory invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0\n",
         b"12,1,760410198,-;CPU: 1 UID: 0 PID: 1 Comm: init Not tainted\n",
@@ -209,7 +208,7 @@ def lacks_report(found: LoggedKill) -> bool:
 
 def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
     """At most 10 reports in 5 s are written, but every kill; some reports are cut off."""
-    log = OomLog(tree, lambda _: None)
+    log = OomLog(tree)
     for line in (*LINES, KILLED):
         log.feed(line)
     assert lacks_report(log.feed(later(3999998)))
@@ -228,7 +227,7 @@ def later(pid: int, ms: int = 1) -> bytes:
 
 
 def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hierarchy) -> None:
-    log = OomLog(tree, lambda _: None)
+    log = OomLog(tree)
     for line in (*LINES, KILLED):
         log.feed(line)
     group = b"6,421,760410300,-;Tasks in /a are going to be killed due to memory.oom.group set\n"
@@ -253,14 +252,14 @@ def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hier
     ],
 )
 def test_a_report_that_came_to_nothing_is_nobody_elses(tree: Hierarchy, end: bytes) -> None:
-    log = OomLog(tree, lambda _: None)
+    log = OomLog(tree)
     for line in (*LINES, end):
         log.feed(line)
     assert lacks_report(log.feed(later(3999998, ms=3000)))
 
 
 def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
-    log = OomLog(tree, lambda _: None)
+    log = OomLog(tree)
     log.feed(
         b"6,1,99,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
         b"task_memcg=/a/b,task=x,pid=6601,uid=0\n"

@@ -1,12 +1,13 @@
 """The table filled from files has what the files have, cgroup by cgroup, and of the machine what the kernel counts."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import MACHINE, MAX_DOMAINS, Reading
+from monitor.kernel.domains import MACHINE, MAX_DOMAINS, POD, Reading
 from monitor.kernel.wire import PAGE
 from monitor.sources import polled_table
 from monitor.sources.polled_table import PolledSweeper, PolledTable
@@ -155,4 +156,15 @@ def test_a_full_table_and_too_many_ceilings_are_refused() -> None:
     at = table.add(1, flags=MACHINE)
     with pytest.raises(MonitorError, match="more than 4 memory thresholds"):
         table.set_ceilings(at, [1, 2, 3, 4, 5])
+    table.reset()
+
+
+def test_the_cgroup_around_a_path_is_the_nearest_watched_one_also_when_it_is_gone(tmp_path: Path) -> None:
+    table = PolledTable(cgroupfs.Hierarchy(version=2, root=tmp_path))
+    node = table.add(1, path=write_cgroup(tmp_path / "node", 2, 100, 0, 50))
+    pod = table.add(2, flags=POD, path=write_cgroup(tmp_path / "node/pod", 2, 50, 0, 25))
+    shutil.rmtree(tmp_path / "node/pod")
+    inner, beside = tmp_path / "node/pod/c0/deeper", tmp_path / "node/podx"
+    assert [table.around(path) for path in (inner, beside, tmp_path, None)] == [pod, node, None, None]
+    assert [table.is_pod(at) for at in (node, pod)] == [False, True]
     table.reset()

@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from monitor.errors import CannotError
-from monitor.hot.polled_records import PolledKills
 from monitor.kernel import kmsg, libbpf, loader
+from monitor.sources.logged_kills import LoggedKills
 from tests.daemon.stand_ins import outbox
 
 
@@ -48,8 +48,8 @@ def test_a_log_that_loses_lines_and_ends_is_reported(monkeypatch: pytest.MonkeyP
 
     sent: list[Any] = []
     other: Any = MagicMock()
-    soft = PolledKills(other, other, other, outbox(sent.append))
-    soft.open(MagicMock())
+    soft = LoggedKills(other, outbox(sent.append))
+    soft.open(other, other)
     soft._kmsg = log = kmsg.Kmsg("/dev/null")
     monkeypatch.setattr("monitor.kernel.kmsg.os.read", read)
     soft.consume(log.fileno())

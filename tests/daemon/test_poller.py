@@ -4,14 +4,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
-from monitor.hot.polled_records import BACK_NS, EARLY_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
 from monitor.kernel.domains import Reading
-from monitor.kernel.wire import PAGE
+from monitor.kernel.wire import CROSS, EVENT, PAGE
 from monitor.sources.polled_table import Files
-from tests.daemon.stand_ins import outbox, polled
+from monitor.sources.poller import BACK_NS, EARLY_NS, GIVEN_BACK_NS, IDLE_NS, LISTS_NS, RANK_NS
+from tests.daemon.stand_ins import polled
 
 MIB = 1 << 20
 RATE = 12 << 30
@@ -63,36 +64,40 @@ def test_far_from_it_they_are_read_now_and_then() -> None:
 @pytest.mark.parametrize(
     ("looked_ns", "at"), [(NOW - 50_000_000, NOW - 50_000_000), (NOW - 2 * BACK_NS, NOW - BACK_NS)]
 )
-def test_a_crossing_happened_after_the_last_look(looked_ns: int, at: int) -> None:
-    sent: list[Any] = []
-    passes: list[int] = []
-    threshold = SimpleNamespace(signal="memory.available", hard=True, quantity=lambda _: 0)
-    watch: Any = SimpleNamespace(
-        cgroup_id=7, index=0, name="node", thresholds=(threshold,), lines=(1,), capacity=1, formula=0
-    )
-    table = SimpleNamespace(reading=lambda _: Reading(0, 0, 0))
-    soft = polled(table=table, decider=SimpleNamespace(run_pass=passes.append), outbox=outbox(sent.append))
+def test_a_crossing_happened_after_the_last_look(monkeypatch: pytest.MonkeyPatch, looked_ns: int, at: int) -> None:
+    """It is a record like those of the programs, and comes after the steps."""
+    watch: Any = SimpleNamespace(cgroup_id=7, index=3, thresholds=(1, 2), machine=False)
+    table = MagicMock()
+    table.cgroup_id.return_value = 7
+    table.reading.return_value = Reading(8 * PAGE, 2 * PAGE, PAGE)
+    table.files.return_value = SimpleNamespace(noted=0)
+    soft = polled(table=table, arming=SimpleNamespace(armed=False))
+    soft.watch({3: watch})
     soft._looked_ns = looked_ns
-    soft._pods = lambda _: None
-    soft._cross([(watch, 1)], NOW)
-    assert (passes, [message.ts_ns for message in sent]) == ([at], [at])
+    soft._compare = lambda *_: (0b101, None)
+    soft._steps = lambda _: ["steps"]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: NOW)
+    found = soft.look()
+    assert found == ["steps", *((at, 7, 8, 2, 1, 0, 0, CROSS, 3, which, 0, 0, 0) for which in (0, 2))]
+    assert EVENT.unpack(EVENT.pack(*found[1])) == found[1]
+    table.cross.assert_called_once_with(3, 0b101)
 
 
 def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    soft = polled(arming=SimpleNamespace(armed=False), decider=SimpleNamespace(steps=0))
+    soft = polled(arming=SimpleNamespace(armed=False))
     read: list[int] = []
     now = NOW
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     soft._pods_due_ns = NOW + RANK_NS
-    soft._pods = read.append
+    soft._steps = lambda now_ns: read.append(now_ns) or []
     soft._due_ns = NOW + 1_600_000
     soft.pod_went()
     assert soft.due_ns() == NOW + 1_600_000, "a ceiling is near"
     now += 1_600_000
-    soft._look()
+    soft.look()
     assert (soft.due_ns(), read) == (NOW + GIVEN_BACK_NS, []), "not forgotten by a look in between"
     now = NOW + GIVEN_BACK_NS
-    soft._look()
+    soft.look()
     assert (soft.due_ns(), read) == (now + IDLE_NS, [now])
     soft.pod_went()
     assert soft.due_ns() == now + GIVEN_BACK_NS
@@ -101,7 +106,7 @@ def test_a_pod_that_went_is_read_soon_and_what_is_due_sooner_is_not_put_off(monk
 def test_it_looks_at_once_when_it_was_armed() -> None:
     arming = SimpleNamespace(armed=False)
     soft = polled(arming=arming)
-    began, _ = time.monotonic_ns(), soft._look()
+    began, _ = time.monotonic_ns(), soft.look()
     assert soft.due_ns() > began
     arming.armed = True
     assert soft.due_ns() == 0
@@ -113,11 +118,12 @@ def test_a_sleep_that_the_loop_rounds_up_is_planned_shorter(
 ) -> None:
     """12 MiB are taken in a millisecond at this rate."""
     monkeypatch.setattr(time, "monotonic_ns", lambda: NOW)
-    soft = polled(arming=SimpleNamespace(rate=RATE, armed=True), decider=SimpleNamespace(steps=0))
+    soft = polled(arming=SimpleNamespace(rate=RATE, armed=True))
     watch: Any = SimpleNamespace(index=0, thresholds=(1,), cgroup_id=soft._table.cgroup_id(0), machine=False)
-    soft.watches, soft._cost_ns = {0: watch}, 1.0
+    soft.watch({0: watch})
+    soft._cost_ns = 1.0
     soft._table.files.return_value = SimpleNamespace(noted=0)
     soft._table.reading.return_value = Reading(0, 0, 0)
     soft._compare = lambda *_: (0, headroom)
-    soft._look()
+    soft.look()
     assert soft.due_ns() == NOW + headroom * 10**9 // RATE - early

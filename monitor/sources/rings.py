@@ -1,4 +1,4 @@
-"""What the kernel reports: the records of the rings, and what becomes of each.
+"""What the kernel reports: the records of the rings.
 
 The hot process runs ahead of all ordinary processes (SCHED_FIFO), and the processes that it watches fill its rings. So
 it reads a few records of each ring in a turn, crossings before and in between. Over time it spends no more than its
@@ -8,27 +8,15 @@ share: then it leaves all rings but that of crossings unread for a while. Budget
 
 from __future__ import annotations
 
-import os
 import select
 import time
 from collections.abc import Callable
 
-from monitor.hot.decide import Decider
-from monitor.hot.loop import Loop
-from monitor.hot.records import Records
-from monitor.kernel.domains import Reading, Table
 from monitor.kernel.pins import OOM, Pins, Ring, counts
-from monitor.kernel.wire import CROSS, EVENT, PAGE, SIGNAL, STEP, OomEvent
+from monitor.kernel.wire import EVENT, OomEvent
 from monitor.link.outbox import Outbox
-from monitor.sources.registry import Registry
+from monitor.sources.source import Consumer, Epoll, EventSource
 
-_OOM_RECORDS = {
-    "mark": "records_oom",
-    "kill": "records_kill",
-    "exit": "records_exit",
-    "left": "records_exit",
-    "reclaim": "records_reclaim",
-}
 #: Records read at once, by ring: a turn stays below 0.3 ms (a step takes 4 us, a message for the helper 40),
 #: because a crossing may come during it. More crossings than one for each threshold are never waiting.
 _CROSSINGS, _STEPS, _OOMS, _KILLS, _RECLAIMS = 16, 64, 8, 8, 4
@@ -73,38 +61,27 @@ class Ration:
         return True
 
 
-class RingRecords(Records):
-    def __init__(
-        self,
-        pins: Pins,
-        table: Table,
-        registry: Registry,
-        decider: Decider,
-        outbox: Outbox,
-    ) -> None:
-        super().__init__(decider, outbox)
+class Rings(EventSource):
+    def __init__(self, pins: Pins, outbox: Outbox) -> None:
         self._pins = pins
-        self._table = table
-        self._registry = registry
+        self._stats, self._log = outbox.stats, outbox.log
         self._ration = Ration()
         self._unpinned = False
-        self._away = True  # OOM records read before this is cleared happened while no daemon ran
 
-    def open(self, loop: Loop) -> None:
+    def open(self, epoll: Epoll, consumer: Consumer) -> None:
         """Also read what was written while no daemon ran."""
-        pins = self._pins
+        super().open(epoll, consumer)
+        pins, event, oom = self._pins, consumer.event, consumer.oom
         self._links = [pins.fd(f"link_{name}") for name in OOM]
-        self._events = Ring(pins, "events", self._on_event)
-        self._steps = Ring(pins, "steps", self._on_event)
-        self._ooms = Ring(pins, "ooms", self._on_oom)
-        self._kills = Ring(pins, "kills", self._on_oom)
-        self._reclaims = Ring(pins, "reclaims", self._on_oom)
+        self._events, self._steps = (Ring(pins, name, event, EVENT.unpack_from) for name in ("events", "steps"))
+        self._ooms, self._kills, self._reclaims = (
+            Ring(pins, name, oom, OomEvent.decode) for name in ("ooms", "kills", "reclaims")
+        )
         self._budgets = {self._steps: _STEPS, self._ooms: _OOMS, self._kills: _KILLS, self._reclaims: _RECLAIMS}
         self._by_fd = {ring.fileno(): ring for ring in (self._events, *self._budgets)}
         self._take_over(pins)
-        self._loop = loop
         for fd in self._by_fd:
-            loop.register(fd, self.consume)
+            epoll.register(fd, self.consume)
 
     def consume(self, fd: int) -> None:
         """Read from the ring of this descriptor, after the crossings, as much as one turn may."""
@@ -130,7 +107,7 @@ class RingRecords(Records):
     def _heed(self, events: int) -> None:
         """What the epoll reports of the rings that have to stand back."""
         for ring in self._budgets:
-            self._loop.modify(ring.fileno(), events)
+            self._epoll.modify(ring.fileno(), events)
 
     def due_ns(self) -> int | None:
         """When `go_on` is due: at once where a budget ended before the records did."""
@@ -151,8 +128,12 @@ class RingRecords(Records):
                 self._events.consume(_CROSSINGS)
                 self._read(ring)
 
-    def read_events(self) -> int:
-        return self._events.consume(_CROSSINGS) + self._steps.consume(_STEPS)
+    def read_events(self) -> None:
+        self._events.consume(_CROSSINGS)
+        self._steps.consume(_STEPS)
+
+    def catch_up(self) -> None:
+        self._steps.consume(_STEPS_FIRST)
 
     def look_after(self) -> None:
         """Once a second: read the kills that caused no wake-up, and log it once when the pins are gone.
@@ -178,57 +159,5 @@ class RingRecords(Records):
             written = counts(pins)
             if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
                 break
-        self._away = False
-        self._decider.pods.moved.clear()
         for kind in _KINDS:
             self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))
-
-    def _on_event(self, data: bytes) -> None:
-        ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = EVENT.unpack_from(data)
-        if kind == STEP:
-            if self._table.cgroup_id(index) == cgroup_id:  # else the slot has another owner by now
-                self._keep_step((ts, cgroup_id, usage, inactive, active))
-                if index in self.watches:
-                    self._decider.stirred = True
-                else:
-                    self._decider.step(index, max(0, usage - inactive) * PAGE)
-            self._stats.add("records_step")
-        elif kind in (CROSS, SIGNAL):
-            watch = self.watches.get(index)
-            if kind == SIGNAL and self._away and not result:
-                self.pulled_ns = ts
-            if watch is not None and watch.cgroup_id == cgroup_id:
-                cache = max(0, inactive) * PAGE, max(0, active) * PAGE
-                reading = Reading(usage * PAGE, *cache, watch.formula != 0)
-                if kind == CROSS:
-                    seen_ns = time.monotonic_ns()
-                    self._steps.consume(_STEPS_FIRST)
-                    self._decider.run_pass(ts, watch)
-                    self._decider.eventful = True
-                    self._send_crossing(watch, threshold, reading, ts, seen_ns)
-                else:
-                    self._decider.on_kernel_signal(ts, watch, reading, os.strerror(-result) if result else "")
-            self._stats.add("records_cross" if kind == CROSS else "records_signal")
-        else:
-            self._stats.add("records_bad")
-
-    def _on_oom(self, data: bytes) -> None:
-        event = OomEvent.decode(data)
-        self._stats.add(_OOM_RECORDS[event.kind])
-        pod = self._registry.owner_of_cgroup(event.victim_cgroup)
-        if pod is None and event.domain is not None:  # deeper in a pod than its containers
-            pod = self._registry.owner_of_cgroup(self._table.cgroup_id(event.domain))
-        if event.kind == "left":
-            if pod is not None and not self._away:
-                self._decider.exited(pod, event.pgtables)
-            return
-        uid, title = (pod.uid, pod.title) if pod is not None else (None, None)
-        event = event._replace(pod=uid, pod_name=title, while_away=self._away)
-        if event.kind == "mark":
-            self._stats.add("oom_exiting" if event.exiting else "oom_kills")
-            event = event._replace(order=self._registry.leaders())
-            self._decider.eventful = True
-        if event.kind != "reclaim" and not event.exiting and pod is not None and not self._away:
-            size = event.anon_rss + event.file_rss + event.shmem_rss + event.pgtables  # a mark has it
-            self._decider.died(pod, size)
-        self._send(event)
