@@ -19,7 +19,6 @@ from monitor.kernel.domains import Reading
 from monitor.link.messages import LogLine
 from monitor.link.outbox import Outbox
 from monitor.pods.cgroup_tree import kubepods_of, of_pod
-from monitor.policy.hold import MARGIN
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import STEP, RunConfig
 from monitor.sources.source import MemorySource
@@ -169,9 +168,13 @@ class Gauge:
     def arm_thresholds(self) -> None:
         """Let the kernel compare from now on."""
         kernel_trigger = self._config.kills and self._config.trigger == "kernel"
-        self.recapped = False
+        self.recapped, above = False, 0
+        if self._config.two_steps:
+            from monitor.policy.hold import MARGIN  # of no use in other modes, and 0.1 MiB
+
+            above = MARGIN
         for watch in self.watches:
-            arm_thresholds(self.table, watch, kernel_trigger, MARGIN if self._config.two_steps else 0)
+            arm_thresholds(self.table, watch, kernel_trigger, above)
 
     @property
     def sweeping(self) -> bool:
