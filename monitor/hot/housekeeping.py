@@ -18,9 +18,9 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MAX_LEVEL, MAX_NESTED
 from monitor.link.messages import PodSeen
 from monitor.link.outbox import Outbox
+from monitor.sources.events import EventSource
 from monitor.sources.gauge import FIRST_TURN_NS, SWEEP_NS, TURN_NS, Gauge
 from monitor.sources.registry import PodEntry, Registry
-from monitor.sources.source import EventSource
 
 _REMEDY = "name a cgroup further up, or run with --hooks poll, which reads files"
 

@@ -43,7 +43,7 @@ from monitor.policy.releases import era
 from monitor.settings.config import CONFIG_FD, STATS_FD, STEP, RunConfig
 from monitor.sources.gauge import Gauge, NodeGone
 from monitor.sources.registry import Registry
-from monitor.sources.source import EventSource, MemorySource, open_memory_source
+from monitor.sources.source import open_memory_source
 
 if TYPE_CHECKING:
     from monitor.hot.pass_record import PassRecorder
@@ -61,7 +61,7 @@ class Hot:
         self.service = Service()
         self.side = side = Side(config_fd, stats.fd, config.listen_fd)
         self.outbox = outbox = Outbox(lambda: side.sock, stats)
-        source = open_memory_source(config)
+        source = open_memory_source(config, outbox)
         self.gauge = gauge = Gauge(source, config, config.thresholds(), outbox)
         eviction_order, recorder = _eviction_order(config, outbox)
         self.registry = registry = Registry(gauge.table, STEP, eviction_order)
@@ -70,8 +70,8 @@ class Hot:
         note = EvictionNote(source.eviction)
         self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, loop, note)
         self.decider = decider = Decider(config, gauge, registry, trigger, evictor, recorder, outbox)
-        self.sources = _event_sources(source, outbox)
-        events, kills = self.sources[0], self.sources[-1]
+        self.sources = source.events
+        events, kills = source.events[0], source.events[-1]
         self.records = records = Records(events, gauge, registry, decider, outbox, is_exact=source.is_exact)
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, events.read_events)
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps, side)
@@ -232,26 +232,6 @@ def _other_messages(decider: Decider, evictor: Evictor, outbox: Outbox) -> dict[
         messages.Softened: decider.holds.take_softened,
         messages.StallCause: decider.take_stall_cause,
     }
-
-
-def _event_sources(source: MemorySource, outbox: Outbox) -> tuple[EventSource, ...]:
-    """What finds this hook's events: the first crossings, the last OOM kills."""
-    rings: tuple[EventSource, ...] = ()
-    if source.pins is not None:
-        from monitor.sources.rings import Rings
-
-        rings = (Rings(source.pins, outbox),)
-        if source.is_exact:
-            return rings
-        from monitor.kernel.domains import DomainTable
-
-        DomainTable(source.pins).reset()  # of the daemon before: nothing brings it up to date
-    from monitor.sources.logged_kills import LoggedKills
-    from monitor.sources.polled_table import PolledTable
-    from monitor.sources.poller import Poller
-
-    assert isinstance(source.table, PolledTable)
-    return (Poller(source.table, source.arming, outbox.stats), *(rings or (LoggedKills(source.table, outbox),)))
 
 
 def _is_left_alone(config: RunConfig) -> bool:

@@ -13,9 +13,9 @@ from monitor.kernel.domains import Reading
 from monitor.kernel.wire import CROSS, PAGE, SIGNAL, STEP, Event, OomEvent
 from monitor.link.messages import Crossing, Flight
 from monitor.link.outbox import Outbox
+from monitor.sources.events import EventSource
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import Registry
-from monitor.sources.source import EventSource
 from monitor.sources.watch import Watch
 
 #: Steps of 1 MiB kept: the last 4 GiB that anybody took or gave back. One append (60 ns) is all that each costs.

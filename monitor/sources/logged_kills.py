@@ -17,8 +17,8 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
 from monitor.kernel.wire import OomEvent
 from monitor.link.outbox import Outbox
+from monitor.sources.events import Consumer, Epoll, EventSource
 from monitor.sources.polled_table import PolledTable
-from monitor.sources.source import Consumer, Epoll, EventSource
 
 #: Kills are counted so often where the log cannot be read.
 COUNT_NS = 1_000_000_000
@@ -68,8 +68,7 @@ class LoggedKills(EventSource):
                 elif (found := self._kills.feed(record)) is not None:
                     self._consumer.oom(self._mark(found))
         except MonitorError as error:
-            self._epoll.unregister(kmsg.fileno())
-            kmsg.close()
+            kmsg.close()  # which takes it out of the epoll
             self._kmsg = None
             self._log("error", "the kernel's log cannot be read", problem=error.message, remedy=error.remedy)
 

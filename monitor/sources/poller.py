@@ -17,8 +17,9 @@ from monitor.kernel.timer import SHORT_NS
 from monitor.kernel.wire import CROSS, PAGE, STEP, Event
 from monitor.link.counters import SharedStats
 from monitor.settings import config
+from monitor.sources.arming import Arming
+from monitor.sources.events import EventSource
 from monitor.sources.polled_table import Files, PolledTable
-from monitor.sources.source import Arming, EventSource
 from monitor.sources.watch import Watch
 
 #: Far from every threshold the looks of `Housekeeping.look` do.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from monitor.kernel.pins import OOM, Pins, Ring, counts
 from monitor.kernel.wire import EVENT, OomEvent
 from monitor.link.outbox import Outbox
-from monitor.sources.source import Consumer, Epoll, EventSource
+from monitor.sources.events import Consumer, Epoll, EventSource
 
 #: Records read at once, by ring: a turn stays below 0.3 ms (a step takes 4 us, a message for the helper 40),
 #: because a crossing may come during it. More crossings than one for each threshold are never waiting.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.kernel.pins import Pins
-from monitor.sources.source import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, BpfArming
+from monitor.sources.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, BpfArming
 from tests import live
 
 pytestmark = pytest.mark.kernel
