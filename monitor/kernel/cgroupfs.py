@@ -26,6 +26,8 @@ GONE = (errno.ENOENT, errno.ENODEV)
 #: Files by version of cgroups: bytes in use, and the limit.
 USAGE = {1: "memory.usage_in_bytes", 2: "memory.current"}
 LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+#: Which counts the processes of this very cgroup that the OOM killer took.
+KILLS = {1: "memory.oom_control", 2: "memory.events.local"}
 #: Bytes of the path of a cgroup whose files have paths that the kernel takes: 4,095 bytes.
 _LONGEST = 4000
 
@@ -342,9 +344,8 @@ def oom_kills(hierarchy: Hierarchy, path: Path) -> int | None:
     """Processes of this very cgroup that the OOM killer took, as the kernel counts them; None if it does not say. Those
     of cgroups below are not among them; on v1 the counters of parents stay 0 (measured).
     """
-    name = "memory.oom_control" if hierarchy.version == 1 else "memory.events.local"
     try:
-        lines = (path / name).read_text().splitlines()
+        lines = (path / KILLS[hierarchy.version]).read_text().splitlines()
     except OSError:
         return None
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)

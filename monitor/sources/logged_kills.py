@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from monitor.errors import MonitorError
@@ -24,8 +25,6 @@ from monitor.sources.polled_table import PolledTable
 COUNT_NS = 1_000_000_000
 #: Lines read in one turn of the hot loop (10 us each): whatever floods the log, the next look at memory does not wait.
 _TURN = 50
-#: Of v2 the kills of descendants are not in it, and v1 counts no other.
-_COUNTERS = {1: "memory.oom_control", 2: "memory.events.local"}
 
 
 class LoggedKills(EventSource):
@@ -109,7 +108,9 @@ class LoggedKills(EventSource):
         for files in self._table:
             if files.path is not None:
                 yield files.path
-                yield from _below(files.path) if self._table.is_pod(files.at) else ()
+                if self._table.is_pod(files.at):
+                    with suppress(OSError):
+                        yield from cgroupfs.below(files.path)
 
     def _counted(self, path: Path) -> OomEvent:
         try:
@@ -122,12 +123,5 @@ class LoggedKills(EventSource):
             victim_cgroup=victim,
             domain=self._table.around(path),
             missing=("victim", "oom", "exit", "decision", *NEVER_LOGGED),
-            source=_COUNTERS[self._hierarchy.version],
+            source=cgroupfs.KILLS[self._hierarchy.version],
         )
-
-
-def _below(cgroup: Path) -> list[Path]:
-    try:
-        return cgroupfs.descendants(cgroup)
-    except MonitorError:
-        return []
