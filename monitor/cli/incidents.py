@@ -15,7 +15,7 @@ import click
 
 from monitor.cli.daemons import choose_daemon, state_dir_option
 from monitor.cli.main import Group
-from monitor.cli.output import Finite, emit, output_option, seconds_of
+from monitor.cli.output import emit, output_option, seconds_of
 from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
@@ -124,43 +124,3 @@ def show(incident: str, state_dir: str | None, no_daemon: bool, output: str, htm
 
     width = min(shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH, 160)
     emit(output, found, lambda: show_lines(found, width))
-
-
-@incidents.command()
-@click.option("--since", metavar="AGO|TIME", type=Moment(), help="Only races that began since: 7d, 2026-01-31T12:00.")
-@click.option("--quantile", metavar="PART", default=0.99, show_default=True, help="Part of the races to be won.",
-              type=Finite(0.0, 1.0, min_open=True))  # fmt: skip
-@state_dir_option
-@output_option
-def advise(state_dir: str | None, no_daemon: bool, output: str, since: float | None, quantile: float) -> None:
-    """Compute the thresholds and reservations with which eviction would have won the stored races.
-
-    For a polling kubelet, one notified by the kernel (cgroup v1), and outrace in each mode, from the growth of each
-    race; with the growth that the threshold in force survives. Fewer than some dozen races describe the past alone.
-    """
-    from monitor.race.codec import RecordError
-    from monitor.race.threshold_advice import Burst, Evidence, reservation
-    from monitor.race.threshold_advice import advise as advised
-
-    with reading(state_dir, no_daemon) as (reader, directory):
-        found = reader.list(since=since)[::-1]
-    evidence: list[Evidence] = []
-    for one in (one for one in found if one.get("burst") is not None):
-        try:
-            evidence.append((str(one["id"]), Burst.from_json(one["burst"])))
-        except RecordError:  # of another version
-            reader.unreadable += 1
-    answers, reserved = advised(evidence, quantile), reservation(evidence)
-    if answers or output == "json":
-        from monitor.cli.reserve import advice_lines
-
-        advice = {
-            "incidents": len(found),
-            "advice": [each.to_json() for each in answers],
-            "reservation": None if reserved is None else reserved.to_json(),
-        }
-        emit(output, advice, lambda: advice_lines(answers, reserved))
-    else:
-        where = f"the {len(found)} incidents stored in {directory}"
-        click.echo(f"no race for memory among {where}: nothing to work it out from", err=True)
-    complain(reader)

@@ -53,6 +53,7 @@ COMMANDS = {
     "conformance": ("monitor.cli.conformance:conformance", "Compare the policy with answers of a real kubelet."),
     "bench": ("monitor.cli.main:bench", "Measure on this machine."),
 }
+_RESERVE = "`outrace reserve --eviction-hard`, which shows the growth that a threshold survives"
 #: Command or option that is gone -> what to use instead.
 GONE = {
     "outrace config example": "`outrace run --help`; only the file has `services` and `stall`",
@@ -71,13 +72,13 @@ GONE = {
     "outrace bench signals": "`outrace bench scenarios`",
     "outrace unload --strays": "`outrace unload`, with `--state-dir DIR` for one of those that `outrace doctor` lists",
     "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of the directory",
-    "outrace incidents advise --recording": "`outrace replay FILE`, which judges a recording",
+    "outrace incidents advise": _RESERVE,
     **{
-        f"outrace replay --{name}": "`outrace incidents advise`, which works out the thresholds that would have won"
+        f"outrace replay --{name}": _RESERVE
         for name in ("policy", *(f"eviction-{key}" for key in ("hard", "soft", "soft-grace-period", "minimum-reclaim")))
     },
-    "outrace reserve --growth": "`outrace reserve --eviction-hard`, which shows the growth that a threshold survives",
-    "outrace report": "`outrace incidents list --since 7d`, and `outrace incidents advise`",
+    "outrace reserve --growth": _RESERVE,
+    "outrace report": "`outrace incidents list --since 7d`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency` without it",
     "outrace bench race --hooks": "`outrace demo --hooks NAME --margin SIZE`, for each hook",

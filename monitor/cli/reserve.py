@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from monitor.cli.output import Columns, clean, emit, format_bytes, table, table_lines, yaml_lines
+from monitor.cli.output import Columns, emit, format_bytes, table, table_lines, yaml_lines
 from monitor.errors import ConfigError
 from monitor.policy import cce
 from monitor.policy.configuration import HARD
@@ -37,11 +37,10 @@ from monitor.policy.sizing import (
     written,
 )
 from monitor.policy.thresholds import DEFAULT_HARD
-from monitor.race.reaction import REACTIONS, Survives, survives
-from monitor.race.units import quantity, rate
+from monitor.race.reaction import REACTIONS, survived
+from monitor.race.units import rate
 
 if TYPE_CHECKING:
-    from monitor.race.threshold_advice import Advised, Reservation
     from monitor.settings.read import Resolved
 
 KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
@@ -320,12 +319,12 @@ def _growth(memory: Sizing, kernels: int, beyond: int) -> dict[str, Any]:
         "kernel_keeps_bytes": kernels,
         "survives": [
             {
-                "reaction": each.reaction,
-                "always_bytes_per_s": each.always,
-                "at_best_bytes_per_s": each.at_best,
+                "reaction": each.name,
+                "always_bytes_per_s": survived(threshold - beyond, each, each.worst_ms),
+                "at_best_bytes_per_s": survived(threshold - beyond, each, each.best_ms),
                 "rule": each.rule,
             }
-            for each in (survives(threshold, reaction, beyond) for reaction in REACTIONS)
+            for each in REACTIONS
         ],
     }
 
@@ -348,39 +347,6 @@ def _growth_lines(memory: Sizing, growth: Mapping[str, Any], beyond: int) -> Ite
         yield f"While pods use no more than their requests, the system may use {system} before any is evicted."
     else:
         yield f"No hard threshold for {MEMORY}: eviction wins against no growth at all."
-
-
-# What `outrace incidents advise` prints: thresholds and reservations.
-
-
-def advice_lines(advised: Sequence[Advised], reserved: Reservation | None) -> Iterator[str]:
-    """A table, one line for each way of reacting, with the incident it rests on; what should be reserved."""
-    rows = [
-        (
-            NAMES[each.reaction],
-            f"{each.signal}<{quantity(each.threshold)}" if each.threshold is not None else "none is enough",
-            f"{each.present:.0%} by {quantity(each.present_threshold)}"
-            if each.present is not None and each.present_threshold is not None
-            else "no threshold",
-            _up_to(each.survives),
-            clean(each.arithmetic.incident),
-        )
-        for each in advised
-    ]
-    part = f"wins {advised[0].quantile:.4g} of races"
-    yield from table_lines(["reaction", part, "now", "now survives growth up to", "incident"], rows, prose=True)
-    if reserved is not None:
-        used = f"{format_bytes(reserved.outside)} in use outside the pods at most (incident {clean(reserved.incident)})"
-        had = f"systemReserved and kubeReserved keep {format_bytes(reserved.reserved)}"
-        what = f"reserve {quantity(reserved.short)} more" if reserved.short else "enough"
-        yield f"reservation: {used}, {had}: {what}"
-
-
-def _up_to(found: Survives | None) -> str:
-    if found is None:
-        return "-"
-    at_best = "" if found.always == found.at_best else f" ({speed(found.at_best)} at best)"
-    return speed(found.always) + at_best
 
 
 def speed(bytes_per_s: int | None) -> str:

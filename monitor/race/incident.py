@@ -10,7 +10,6 @@ from monitor.race.counterfactual import Counterfactual
 from monitor.race.holds import HeldPod
 from monitor.race.memory import Memory
 from monitor.race.stalls import StalledPod
-from monitor.race.threshold_advice import Burst
 
 EVICTION_WON = "eviction_won"
 OOM_UNSEEN = "oom_unseen"
@@ -88,10 +87,10 @@ class Incident(Record):
 
     `margin_bytes`, `margin_ms`: positive, eviction won by so much; negative, it was short of so much; None, not known
     or no race (docs/verdicts.md). `by`: whose eviction it is about. `missing`: what would have to be known
-    (undetermined only). `counterfactual`: what a kubelet would have done, where worked out. `burst`: how fast memory
-    was taken; None where it was not about a threshold. `reported_evicted`: pods that the API server has as Evicted by
-    the kubelet, whatever became of them. `refused`: pods that it was asked to evict and did not (`--evict-by api`).
-    `holds`: pods that were held instead of killed. `stall`: the pod that waited for memory, of the verdict `stalled`.
+    (undetermined only). `counterfactual`: what a kubelet would have done, where worked out. `reported_evicted`: pods
+    that the API server has as Evicted by the kubelet, whatever became of them. `refused`: pods that it was asked to
+    evict and did not (`--evict-by api`). `holds`: pods that were held instead of killed. `stall`: the pod that waited
+    for memory, of the verdict `stalled`.
     """
 
     id: str
@@ -112,7 +111,6 @@ class Incident(Record):
     by: str | None = None
     missing: tuple[str, ...] = ()
     counterfactual: tuple[Counterfactual, ...] = ()
-    burst: Burst | None = None
     reported_evicted: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     holds: tuple[HeldPod, ...] = ()

@@ -22,7 +22,6 @@ from monitor.race.margins import Ruling, balance, margins, observed_in_time
 from monitor.race.memory import memory
 from monitor.race.stalls import stalled_pod
 from monitor.race.summary import summary
-from monitor.race.threshold_advice import burst
 from monitor.race.timeline import steps
 from monitor.race.units import listed
 
@@ -63,7 +62,6 @@ def verdict(episode: Episode, realtime_ns: int = 0, config: PassConfig | None = 
         by=basis.decision.by if basis is not None else None,
         missing=ruling.missing,
         counterfactual=() if config is None else kubelets_answer(f, config),
-        burst=burst(f),
         reported_evicted=tuple(dict.fromkeys(e.pod_name for e in episode.events if isinstance(e, KubeletEvicted))),
         holds=held_pods(f),
         memory=memory(f),

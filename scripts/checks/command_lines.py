@@ -20,7 +20,7 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Each changes nothing, and is run as it is written.
 READS_ONLY = re.compile(
     r"outrace (?:reserve .*--memory .*|config (?:show|check)|doctor|top --once|explain"
-    r"|incidents (?:list|advise)(?: .*\d.*)?|report)"
+    r"|incidents list(?: .*\d.*)?)"
 )
 #: Placeholders and files of the reader's machine.
 OF_A_READER = re.compile(r"\.\.\.|\b[A-Z]{3,}\b|[ =]/")

@@ -185,44 +185,7 @@ def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
     assert expected in unstyle(" ".join(" ".join(lines).split()))
 
 
-def test_advise_shows_what_is_to_be_reserved(tmp_path: Path) -> None:
-    """1100 MiB were used outside the pods, 1024 are reserved: 76 more."""
-    store = IncidentStore(tmp_path / "incidents")
-    burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 100 * 2**20, "beyond": 0, "rate": 1e8}
-    outside = {"outside": 1100 * 2**20, "reserved": 1024 * 2**20}
-    store.add({**EVICTION_WON, "id": "race", "burst": {**burst, **outside, "most": [[5, 2**20], [12_500, 2**30]]}})
-    done = incidents("advise", "--state-dir", str(tmp_path), "-o", "json")
-    found = json.loads(done.stdout)["reservation"]
-    assert found == {**outside, "short": 76 * 2**20, "incident": "race", "evidence": ["race"]}
-    assert "reserve 76Mi more" in incidents("advise", "--state-dir", str(tmp_path)).stdout
-
-
-def test_advise_without_a_race(tmp_path: Path) -> None:
-    done = incidents("advise", "--state-dir", str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert "no race for memory among the 0 incidents" in done.stderr
-    assert "nothing to work it out from" in done.stderr
-    answer = json.loads(incidents("advise", "--state-dir", str(tmp_path), "-o", "json").stdout)
-    assert answer == {"incidents": 0, "advice": [], "reservation": None}
-
-
-def test_what_is_stored_and_cannot_be_is_counted_as_damaged(tmp_path: Path) -> None:
-    """A row that was written by hand: no growth at all, or two sizes at one moment."""
-    burst = {"signal": "memory.available", "capacity": 2**34, "threshold": 2**20, "beyond": 0, "rate": None}
-    store = IncidentStore(tmp_path / "incidents")
-    for name, most in (("whole", [[5, 9]]), ("empty", []), ("twice", [[5, 1], [5, 2]]), ("never", [[0, 1]])):
-        store.add({**EVICTION_WON, "id": name, "burst": {**burst, "most": most}})
-    done = incidents("advise", "--state-dir", str(tmp_path), "-o", "json")
-    assert {each["episodes"] for each in json.loads(done.stdout)["advice"]} == {1}
-    assert done.returncode == 1
-    assert done.stderr == f"outrace: error: 3 incidents in {tmp_path / 'incidents'} are damaged and not shown\n"
-
-
-def test_advise_refuses_what_it_does_not_know() -> None:
-    for arguments, words in (
-        (("--quantile", "nan"), "'nan' is not a valid float;"),
-        (("--recording", "file"), "`outrace incidents advise --recording` is gone: use `outrace replay FILE`"),
-    ):
-        done = incidents("advise", *arguments)
-        assert done.returncode == 2
-        assert words in done.stderr
+def test_a_command_that_is_gone_names_another() -> None:
+    done = incidents("advise", "--quantile", "0.9")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "`outrace incidents advise` is gone: use `outrace reserve --eviction-hard`, which" in done.stderr

@@ -11,7 +11,7 @@ MIB = 1 << 20
 def _incident(name: str, end: str, domain: str, verdict: str, **more: Any) -> Incident:
     """One with nothing in it but ``more``. The id begins with its start."""
     nothing = ("flags", "oom_victims", "evicted", "missing", "counterfactual", "reported_evicted", "refused", "holds")
-    unknown = ("invoker", "margin_bytes", "margin_ms", "burst", "memory", "by")
+    unknown = ("invoker", "margin_bytes", "margin_ms", "memory", "by")
     made: Incident = {
         "id": name,
         "start": name[:24],
@@ -58,8 +58,6 @@ EVICTION_WON: Incident = _incident(
     ],
     advice="Nothing has to change. A threshold of 79Mi would still have been enough.",
     summary="Eviction won: shop/cart was evicted with 21.0 MiB to spare.",
-    burst={"signal": "memory.available", "capacity": 17179869184, "threshold": 104857600, "beyond": 0}
-    | {"rate": 52428800.5, "most": [[1, 52428], [12500, 655360000]], "outside": None, "reserved": None},
     counterfactual=[
         {"mode": "poll", "detected": 0.062, "in_time": 0.0, "in_time_if_obeying": 0.058, "p10_ms": 980.0}
         | {"p50_ms": 4980.0, "p90_ms": 9010.0, "oom_ms": 620.0, "assumed": True}

@@ -1,0 +1,58 @@
+"""The growth that a threshold survives, by what reacts to the crossing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.policy.hold import STOP_NS, second_line
+from monitor.race.reaction import HOLD, NOTIFIED, REACTIONS, Reaction, survived
+
+MI = 1 << 20
+REACTION = st.sampled_from(REACTIONS)
+BEYOND = st.integers(0, 1 << 34)
+
+
+def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
+    """The least threshold (bytes) for ``rate`` bytes/s."""
+    return beyond + int(reaction.need_at(rate, reaction.worst_ms)) + 1
+
+
+@pytest.mark.parametrize(
+    ("reaction", "rate_mi", "wanted"),
+    [
+        # 50 MiB/s x 2.25 s = 112.5 MiB = 117,964,800 bytes.
+        (NOTIFIED, 50, 117_964_801),
+        # 1000 MiB/s x 5 ms = 5 MiB until the brake is on, 2 MiB that pass it, 5 MiB for a kill at the kill threshold.
+        (HOLD, 1000, 12 * MI + 1),
+        # 4000 MiB/s: 20 MiB, and a kill threshold of 20 MiB is at most three quarters of what is left, 26.67 MiB: in
+        # all 46.67 MiB = 48,933,546.67 bytes.
+        (HOLD, 4000, 48_933_547),
+    ],
+)
+def test_the_threshold_that_a_growth_needs(reaction: Reaction, rate_mi: int, wanted: int) -> None:
+    assert threshold_for(rate_mi * MI, reaction) == wanted
+    assert threshold_for(rate_mi * MI, reaction, beyond=7 * MI) == wanted + 7 * MI
+
+
+@given(st.integers(0, 50_000).map(lambda mi: mi * MI))
+def test_a_hold_keeps_its_second_line_with_what_it_needs(rate: int) -> None:
+    """By the policy's own line: what passes the brake stays above it, and it is in time for a kill."""
+    taken = rate * STOP_NS // 10**9
+    left = threshold_for(rate, HOLD) - taken
+    line = second_line(left, rate)
+    assert left - line >= (HOLD.through or 0) - 1
+    assert line >= taken - 1
+    less = left - 16
+    assert less - second_line(less, rate) < (HOLD.through or 0) or second_line(less, rate) < taken
+
+
+@given(st.integers(1, 1 << 40), REACTION, BEYOND)
+def test_what_a_threshold_survives_needs_no_more(quantity: int, reaction: Reaction, beyond: int) -> None:
+    always, at_best = (survived(quantity - beyond, reaction, ms) for ms in (reaction.worst_ms, reaction.best_ms))
+    if always is None:
+        assert threshold_for(0, reaction, beyond) > quantity
+        return
+    assert at_best is not None
+    assert always <= at_best
+    assert threshold_for(always, reaction, beyond) <= quantity
+    assert threshold_for(always + 1, reaction, beyond) > quantity
