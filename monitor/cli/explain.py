@@ -19,25 +19,24 @@ from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod
-from monitor.pods.storage import Roots, measure, process_stats
 from monitor.policy import signals
-from monitor.policy.eviction_pass import Outcome, PassConfig, State, run_pass
+from monitor.policy.eviction_pass import PassConfig, PassResult, State, is_of_memory, run_pass
 from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
-from monitor.policy.kubelet_pass import KubeletResult, admit, is_limited, kubelet_pass
+from monitor.policy.kubelet_pass import admit, message_for
 from monitor.policy.pods import Pod
-from monitor.policy.signals import MEMORY, PID, Observation
+from monitor.policy.ranking import Candidate
+from monitor.policy.signals import MEMORY, MEMORY_SIGNALS, PID, Observation
 from monitor.policy.stats import Summary
 from monitor.policy.victims import Ranked, rank_pods
 from monitor.settings.config import RunConfig
 from monitor.settings.read import Resolved, resolved_again
 
 Data = Mapping[str, Any]
-_DISK_SIGNALS = frozenset(signals.KUBELET_SIGNALS) - signals.MEMORY_SIGNALS - {PID}
 
 
 @click.command()
 @click.argument("pod", required=False, metavar="[NS/POD]")
-@click.option("--signal", metavar="SIGNAL", help="Rank pods for this signal. [the one met, else memory.available]")
+@click.option("--signal", metavar="SIGNAL", help="Rank for this signal of memory. [the one met, else memory.available]")
 @node_options
 @no_daemon_option
 @output_option
@@ -51,8 +50,9 @@ def explain(pod: str | None, signal: str | None, no_daemon: bool, output: str, *
     resolved = resolved_again(found.config) if found is not None else resolve_here(settings)
     config = as_settled(resolved.config)
     rules = config.pass_config().era
-    if signal is not None and signal not in (*rules.signals, *signals.OWN_SIGNALS):
-        raise ConfigError(f"--signal: {rules.name} does not know {signal}", f"it knows {', '.join(rules.signals)}")
+    known = (*MEMORY_SIGNALS.intersection(rules.signals), *signals.OWN_SIGNALS)
+    if signal is not None and signal not in known:
+        raise ConfigError(f"--signal: {signal} is no signal of memory", f"name one of {', '.join(sorted(known))}")
     with closing(Node(config, found)) as node:
         seen = look(node, signal)
     answer = {
@@ -106,7 +106,7 @@ class Situation:
     frame: Data
     found: Mapping[str, FoundPod]
     summary: Summary
-    result: KubeletResult
+    result: PassResult
     signal: str
     order: Sequence[Ranked]
     held: tuple[str, ...] | None
@@ -115,7 +115,7 @@ class Situation:
     @property
     def raised(self) -> list[str]:
         """The conditions that the pass raises."""
-        return sorted(self.result.outcome.conditions) if self.result.outcome is not None else []
+        return sorted(self.result.outcome.conditions)
 
 
 def look(node: Node, signal: str | None) -> Situation:
@@ -129,28 +129,29 @@ def look(node: Node, signal: str | None) -> Situation:
     measured = {pod["uid"] for pod in frame["pods"]}
     # One that ended since the poll has no figures, and would rank first for that.
     found = {uid: pod for uid, pod in source.pods.items() if uid in measured or cgroupfs.exists(pod.cgroup)}
-    observations = _observe(frame, found_disks)
-    rules = config.pass_config()
-    if signal is None:
-        outcome = run_pass(rules, State(), observations, 0, lambda _: ()).outcome
-        wanted = outcome.starved or next(iter(outcome.observed), None)
-        signal = MEMORY if wanted is None else wanted.signal
+    rules, pods = config.pass_config(), [one.pod for one in found.values()]
+    stats = [_stats(pod, found[pod["uid"]], node.hierarchy) for pod in frame["pods"] if pod["uid"] in found]
+    summary = Summary({"pods": stats})
+    summary.observations |= _observe(frame, found_disks)
+
+    def ranked(signal: str) -> list[Ranked]:
+        return rank_pods(signal, pods, summary.pods, rules.layout, rules.era)
+
+    def order(signal: str) -> list[Candidate]:  # what a pod has on a disk is not measured here
+        return [one.candidate for one in ranked(signal)] if signal in MEMORY_SIGNALS else []
+
+    result = run_pass(rules, State(), summary.observations, 0, order)
+    acting = (result.outcome.starved, *result.outcome.observed)
+    memory = (t.signal for t in acting if t is not None and t.signal in MEMORY_SIGNALS)
+    signal = signal or next(memory, MEMORY)
     problems = [*source.problems, *filter(None, (source.unlisted_text(),))]
     if unknown := [f"{pod['namespace']}/{pod['name']}" for pod in frame["pods"] if pod["uid"] not in found]:
         also = f"the daemon also knows {', '.join(unknown)}, left out here"
         problems.append(f"{also}: give explain the --pods the daemon has")
-    stats = {pod["uid"]: _stats(pod, found[pod["uid"]], node.hierarchy) for pod in frame["pods"] if pod["uid"] in found}
-    problems += _measure(config, stats, found, signal, Roots.of(found_disks))
-    summary = Summary({"pods": list(stats.values())})
-    summary.observations |= observations
-    pods = [one.pod for one in found.values()]
-    # What cleaning up would free is not known before it is done: as if it were not enough.
-    result = kubelet_pass(rules, State(), pods, lambda: summary, 0, lambda _: None)
-    order = rank_pods(signal, pods, summary.pods, rules.layout, rules.era)
     held = None
     if node.daemon is not None and frame["source"].startswith("daemon "):
         held = tuple(sorted(node.daemon.info.conditions))
-    return Situation(config, rules, node, frame, found, summary, result, signal, order, held, problems)
+    return Situation(config, rules, node, frame, found, summary, result, signal, ranked(signal), held, problems)
 
 
 def _observe(frame: Data, found: Disks) -> dict[str, Observation]:
@@ -178,82 +179,54 @@ def _stats(pod: Data, found: FoundPod, hierarchy: Hierarchy) -> dict[str, Any]:
     return {"podRef": names, "memory": {"workingSetBytes": pod["working_set"]}, "containers": containers}
 
 
-def _measure(
-    config: RunConfig, stats: dict[str, Any], found: Mapping[str, FoundPod], signal: str, roots: Roots
-) -> list[str]:
-    """Add what ranking for ``signal`` and own limits of storage take beside memory; the problems met.
-
-    Walks the pods' directories for a disk signal, and those of pods with such limits always.
-    """
-    problems: list[str] = []
-    for uid, pod in found.items():
-        if signal in signals.MEMORY_SIGNALS and uid not in stats:
-            continue  # without memory figures it is one without stats, and ranks as such
-        if signal in _DISK_SIGNALS or (config.local_storage and is_limited(pod.pod)):
-            measured = measure(pod, roots)
-            figures = measured.stats
-            problems += measured.problems
-        elif signal == PID:
-            figures = process_stats(pod)
-        else:
-            continue
-        stats[uid] = _merged(figures._raw, stats.get(uid, {}))
-    return problems
-
-
-def _merged(one: Data, other: Data) -> dict[str, Any]:
-    """Two sets of figures of one pod, container by container."""
-    containers: dict[str, dict[str, Any]] = {}
-    for entry in (*one.get("containers", ()), *other.get("containers", ())):
-        containers.setdefault(entry["name"], {}).update(entry)
-    return {**one, **other, "containers": list(containers.values())}
-
-
 # What `-o json` prints: the thresholds and what a pass does about them, the order, one pod.
 
 
 def _node(seen: Situation, resolved: Resolved) -> dict[str, Any]:
-    outcome = seen.result.outcome
-    evictions = [
-        {"pod": label(e.pod), "uid": e.pod.uid, "grace_s": e.grace_s, "message": e.message}
-        for e in seen.result.evictions
-    ]
-    starved = outcome.starved if outcome is not None else None
+    starved = seen.result.outcome.starved
     return {
         "cgroup": str(seen.node.path),
         "capacity": seen.node.capacity,
-        "thresholds": _thresholds(seen, resolved, outcome),
+        "thresholds": _thresholds(seen, resolved),
         "conditions": seen.raised,
         "held_conditions": None if seen.held is None else list(seen.held),
         "braked": seen.frame["braked"],
         "held": seen.frame["held"],
         "starved": None if starved is None else {"signal": starved.signal, "threshold": str(starved)},
-        "verdict": _verdict(seen, outcome),
-        "cleanup": [action for action in seen.result.reclaimed if action in seen.config.cleanups()],
-        "evictions": evictions,
+        "verdict": _verdict(seen),
+        "evictions": list(_evictions(seen)),
     }
 
 
-def _verdict(seen: Situation, outcome: Outcome | None) -> str:
-    evicted = [label(e.pod) for e in seen.result.evictions]
-    if outcome is None or outcome.starved is None:
+def _evictions(seen: Situation) -> Iterator[dict[str, Any]]:
+    """The pod that the pass chooses, if it chooses one."""
+    starved, victim = seen.result.outcome.starved, seen.result.outcome.victim
+    if starved is not None and victim is not None:
+        pod = seen.found[victim.uid].pod
+        message, _ = message_for(pod, starved.signal, starved, seen.summary)
+        yield {"pod": label(pod), "uid": pod.uid, "grace_s": seen.result.grace_s, "message": message}
+
+
+def _verdict(seen: Situation) -> str:
+    outcome = seen.result.outcome
+    if outcome.starved is None:
         text = "nothing is starved" if seen.config.thresholds() else "no threshold is configured"
-        if evicted:
-            return f"{text}, but over a limit of local storage: {', '.join(evicted)} would be evicted now"
-        waiting = "".join(f"; {t} is met and acts if it stays so" for t in (outcome.observed if outcome else ()))
+        waiting = "".join(f"; {t} is met and acts if it stays so" for t in outcome.observed)
         return f"{text}: no pod would be evicted now{waiting}"
     text = f"{outcome.starved.signal} is starved"
-    if evicted:
-        first = "unless cleaning up is enough, " if seen.config.cleanups() & set(seen.result.reclaimed) else ""
-        return f"{text}: {first}{', '.join(evicted)} would be evicted now"
+    if outcome.victim is not None:
+        return f"{text}: {label(seen.found[outcome.victim.uid].pod)} would be evicted now"
+    if not is_of_memory(outcome):
+        return f"{text}: the log of the daemon names the pod that it evicts, or would evict"
     return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: no pod would be evicted"
 
 
-def _thresholds(seen: Situation, resolved: Resolved, outcome: Outcome | None) -> list[dict[str, Any]]:
+def _thresholds(seen: Situation, resolved: Resolved) -> list[dict[str, Any]]:
     in_force = resolved.settings.thresholds(seen.rules.era, seen.rules.layout)
     as_written = {e.threshold: e.text for e in in_force if not (e.copy or e.overlay)}
     rows: list[dict[str, Any]] = []
-    acting = None if outcome is None else outcome.starved or next(iter(outcome.observed), None)
+    outcome = seen.result.outcome
+    acting = outcome.starved or next(iter(outcome.observed), None)
     for t in seen.config.thresholds():
         o = seen.summary.observations.get(t.signal)
         more = {
@@ -283,8 +256,7 @@ def _order(seen: Situation) -> list[dict[str, Any]]:
             "usage": one.usage,
             "request": one.fixed.request,
             "comparisons": [
-                {"name": name, "verdict": verdict}
-                for name, verdict in comparisons(one, seen.signal, seen.rules.layout, seen.rules.era).items()
+                {"name": name, "verdict": verdict} for name, verdict in comparisons(one, seen.rules.era).items()
             ],
         }
         for rank, one in enumerate(seen.order, 1)
@@ -295,11 +267,6 @@ def about(seen: Situation, one: Ranked) -> dict[str, Any]:
     """One pod; sizes in bytes."""
     pod, rules = one.pod, seen.rules.era
     victim = next((other for other in seen.order if not other.fixed.critical), None)
-    resource = "memory" if seen.signal in signals.MEMORY_SIGNALS else "ephemeral-storage"
-    request = None
-    if seen.signal != PID:
-        why = why_request(pod, resource, rules)
-        request = {"resource": resource, "value": rules.request(pod, resource).value, "why": why}
     conditions = seen.raised if seen.held is None else list(seen.held)
     return {
         "pod": label(pod),
@@ -309,7 +276,7 @@ def about(seen: Situation, one: Ranked) -> dict[str, Any]:
         "of": len(seen.order),
         "next": one is victim,
         "qos": {"class": rules.qos_class(pod), "why": why_class(pod, rules)},
-        "request": request,
+        "request": {"resource": "memory", "value": rules.request(pod, "memory").value, "why": why_request(pod, rules)},
         "spec_known": pod.spec_known,
         "written": dict(pod.written),
         "critical": {"critical": one.fixed.critical, "why": why_critical(pod, rules)},
@@ -333,7 +300,7 @@ def _against(seen: Situation, one: Ranked, victim: Ranked | None) -> Iterator[di
             "uid": other.pod.uid,
             "rank": seen.order.index(other) + 1,
             "goes_first": other.key < one.key,
-            "comparisons": contrast(one, other, seen.signal, seen.rules.layout, seen.rules.era),
+            "comparisons": contrast(one, other, seen.rules.era),
         }
 
 
@@ -365,8 +332,6 @@ def _lines(answer: Data) -> Iterator[str]:
     yield f"conditions a pass would raise now: {', '.join(node['conditions']) or 'none'}"
     if node["held_conditions"] is not None:
         yield f"conditions in force at the daemon: {', '.join(node['held_conditions']) or 'none'}"
-    if node["cleanup"]:
-        yield f"the node would first clean up: {', '.join(node['cleanup'])}"
     for e in node["evictions"]:
         yield f"{e['pod']}, with {e['grace_s']} s of grace: {e['message'].strip()}"
     yield ""

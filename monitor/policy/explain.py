@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from monitor.policy.layout import DiskLayout, measured
 from monitor.policy.pods import Pod
 from monitor.policy.qos import BEST_EFFORT, BURSTABLE, CRITICAL_PRIORITY, GUARANTEED, is_mirror, is_static
-from monitor.policy.quantity import ZERO, shown
+from monitor.policy.quantity import ZERO, Quantity
 from monitor.policy.releases import CURRENT, Era
 from monitor.policy.resources import containers_request, pod_level_resources_set
-from monitor.policy.signals import IN_BYTES, MEMORY_SIGNALS, PID, RESOURCE
 from monitor.policy.victims import DECIDING, Ranked
 
 _CLASSES = {
@@ -19,38 +17,35 @@ _CLASSES = {
     BURSTABLE: "not Guaranteed: a limit of cpu or memory is missing, or is not the request",
     GUARANTEED: "requests and limits of cpu and memory are the same",
 }
-_PARTS = {"rootfs": "writable layers", "logs": "logs", "volumes": "local volumes"}
 
 
-def comparisons(one: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> dict[str, str]:
-    """What decides about this pod's place for ``signal``, in the order of comparing: name -> how the pod does."""
+def comparisons(one: Ranked, era: Era = CURRENT) -> dict[str, str]:
+    """What decides about this pod's place for memory, in the order of comparing: name -> how the pod does."""
     c = one.candidate
-    last = ", unknown ones last" if c.priority is None else ""
-    known = "unknown" if c.priority is None else c.priority
-    priority = {"priority": f"{known}: lower ones go first{last}"}
+    usage = "no stats: goes first"
+    if c.usage is not None:
+        place = "above" if c.usage > c.request else "within"
+        usage = f"{_size(c.usage)} (working set), requested {_size(c.request)}: {place} its request"
     if era.name == "kubelet-1.8":
-        found = {"QoS class": f"{era.qos_class(one.pod)}: BestEffort goes first, Guaranteed last"}
-        if RESOURCE[signal] != "inodes":
-            found["usage"] = _usage(one, signal, layout, era, compared=signal in MEMORY_SIGNALS)
-    elif signal == PID:
-        found = priority
-        if era.counts_processes:
-            found["processes"] = "no stats: goes first" if c.usage is None else str(c.usage)
+        found = {"QoS class": f"{era.qos_class(one.pod)}: BestEffort goes first, Guaranteed last", "usage": usage}
     else:
-        found = {"usage": _usage(one, signal, layout, era, compared=True), **priority}
+        known, last = ("unknown", ", unknown ones last") if c.priority is None else (c.priority, "")
+        found = {"usage": usage, "priority": f"{known}: lower ones go first{last}"}
         if c.usage is not None:
             above = c.usage - c.request
-            found["excess"] = f"{shown(signal, abs(above))} {'above' if above > 0 else 'below'} its request"
-            if RESOURCE[signal] == "inodes":
-                found["excess"] = f"{c.usage} inodes less a request of {c.request} bytes: {above}"
+            found["excess"] = f"{_size(abs(above))} {'above' if above > 0 else 'below'} its request"
     if c.critical:
         found["critical"] = f"{why_critical(one.pod, era)}: never evicted"
     return found
 
 
-def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: Era = CURRENT) -> list[dict[str, Any]]:
+def _size(count: int) -> str:
+    return str(Quantity.of_bytes(count))
+
+
+def contrast(one: Ranked, other: Ranked, era: Era = CURRENT) -> list[dict[str, Any]]:
     """Both pods, comparison by comparison, and which of these decides. Of equal pods the names decide."""
-    mine, theirs = (comparisons(each, signal, layout, era) for each in (one, other))
+    mine, theirs = (comparisons(each, era) for each in (one, other))
     names = dict.fromkeys((*mine, *theirs))
     compared = [name for name in names if name != "critical"]
     # The parts of a key are in the order of the comparisons; the last comparison has those that are left.
@@ -63,25 +58,6 @@ def contrast(one: Ranked, other: Ranked, signal: str, layout: DiskLayout, era: E
         {"name": name, "one": mine.get(name, "-"), "other": theirs.get(name, "-"), "decides": name == decisive}
         for name in names
     ]
-
-
-def _usage(one: Ranked, signal: str, layout: DiskLayout, era: Era, compared: bool) -> str:
-    """``compared``: what was requested plays a part."""
-    c = one.candidate
-    if c.usage is None:
-        return "no stats: goes first"
-    if signal in MEMORY_SIGNALS:
-        what = "working set"
-    else:
-        kinds = measured(signal, era.layout(layout))
-        what = ", ".join(_PARTS[part] for part in kinds) or "nothing is counted for this disk"
-    text = f"{shown(signal, c.usage)} ({what})"
-    if not compared:
-        return f"{text}: more goes first"
-    # No pod requests inodes, so any use of them is above the request.
-    request = c.request if RESOURCE[signal] in IN_BYTES else 0
-    place = "above" if c.usage > request else "within"
-    return f"{text}, requested {shown(signal, request)}: {place} its request"
 
 
 def why_critical(pod: Pod, era: Era = CURRENT) -> str:
@@ -110,27 +86,27 @@ def why_class(pod: Pod, era: Era = CURRENT) -> str:
     return _CLASSES[era.qos_class(pod)]
 
 
-def why_request(pod: Pod, resource: str, era: Era = CURRENT) -> str:
-    """How the request that is compared came about: ``memory`` or ``ephemeral-storage``."""
-    total = era.request(pod, resource)
+def why_request(pod: Pod, era: Era = CURRENT) -> str:
+    """How the request for memory came about, which is compared."""
+    total = era.request(pod, "memory")
     if pod.written:
-        return f"{total}: {pod.written['request'] if resource == 'memory' else 'services ask for memory alone'}"
+        return f"{total}: {pod.written['request']}"
     if not pod.spec_known:
         return f"{total}: its spec is not known, guessed from its cgroup and processes"
     if era.request is not CURRENT.request:
-        regular = sum((c.requests.get(resource, ZERO) for c in pod.containers), ZERO)
+        regular = sum((c.requests.get("memory", ZERO) for c in pod.containers), ZERO)
         rule = "the containers' together" if total == regular else "the largest init container's"
         return f"{total}: {rule} ({era.name} knows no sidecars, overhead or pod-level requests)"
     if pod_level_resources_set(pod):
         assert pod.resources is not None
-        named = pod.resources.requests.get(resource) if resource == "memory" else None
+        named = pod.resources.requests.get("memory")
         parts = ["spec.resources names none, which hides the containers'" if named is None else f"{named} for the pod"]
         needed = ZERO if named is None else named
     else:
         sidecars = tuple(c for c in pod.init_containers if c.sidecar)
-        regular = containers_request(replace(pod, init_containers=()), resource)
-        running = containers_request(replace(pod, init_containers=sidecars), resource)
-        needed = containers_request(pod, resource)
+        regular = containers_request(replace(pod, init_containers=()), "memory")
+        running = containers_request(replace(pod, init_containers=sidecars), "memory")
+        needed = containers_request(pod, "memory")
         if needed > running:
             parts = [f"{needed} at a step of the init containers, more than the {running} of the running ones"]
         else:

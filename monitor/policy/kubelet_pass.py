@@ -1,5 +1,5 @@
 """A pass as a kubelet makes it, on an answer of the Summary API: pods over their limits of local storage, thresholds,
-clean-up, one pod, its message; and which pods are admitted. Conformance and `outrace explain` run it.
+clean-up, one pod, its message; and which pods are admitted. Conformance runs it.
 """
 
 from __future__ import annotations

@@ -154,9 +154,9 @@ def test_pods_known_by_their_cgroups_alone() -> None:
     [
         (["lab/burstible"], 1, ("no pod 'lab/burstible'", "pods are lab/burstable")),
         (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
-        (["--signal", "memory"], 2, ("does not know memory", "it knows memory.available")),
+        (["--signal", "memory"], 2, ("--signal: memory is no signal of memory", "memory.available")),
         (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9'", "kubelet-1.17")),
-        (["--policy", "kubelet-1.8", "--signal", "pid.available"], 2, ("kubelet-1.8 does not know pid.available",)),
+        (["--signal", "nodefs.available"], 2, ("nodefs.available is no signal of memory", "memory.available")),
         (["--nodefs", "/nowhere"], 2, ("--nodefs /nowhere",)),
         (["--enforce"], 2, ("No such option",)),
     ],
@@ -223,45 +223,13 @@ def test_the_whole_order(node: LabNode) -> None:
     assert line.endswith("priority 2000000000: never evicted")
 
 
-def test_disks_and_local_storage(node: LabNode, tmp_path: Path) -> None:
-    pod = node.pods["besteffort"]
-    before = pod.manifest.read_text()
-    volume = tmp_path / "pods" / pod.uid / "volumes/kubernetes.io~empty-dir/scratch"
-    volume.mkdir(parents=True)
-    (volume / "file").write_bytes(b"x" * 2 * MIB)
-    manifest = json.loads(before)
-    manifest["spec"]["volumes"] = [{"name": "scratch", "emptyDir": {}}]
-    disk = ("--nodefs", str(tmp_path))
-    try:
-        pod.manifest.write_text(json.dumps(manifest))
-        answer = explain(node, "besteffort", *disk, "--signal", "nodefs.available")
-        assert names(answer)[0] == "lab/besteffort"
-        assert 2 * MIB <= answer["order"][0]["usage"] < 3 * MIB
-        assert answer["pod"]["request"]["resource"] == "ephemeral-storage"
-        full = (*disk, "--eviction-hard", "nodefs.available<100Pi")
-        for cleanup, actions, verdict in (
-            ((), [], "is starved: lab/besteffort would be evicted now"),
-            (
-                ("--reclaim-images", "true"),
-                ["DeleteUnusedImages"],
-                "unless cleaning up is enough, lab/besteffort would",
-            ),
-        ):
-            starved = explain(node, *full, *cleanup)
-            assert (starved["signal"], starved["node"]["cleanup"]) == ("nodefs.available", actions)
-            assert verdict in starved["node"]["verdict"]
-        manifest["spec"]["containers"][0].setdefault("resources", {})["limits"] = {"ephemeral-storage": "1Mi"}
-        pod.manifest.write_text(json.dumps(manifest))
-        over = explain(node, "besteffort", *disk)
-        assert over["node"]["verdict"].startswith("nothing is starved, but over a limit of local storage: lab/besteff")
-        assert over["node"]["evictions"][0]["message"].startswith("Pod ephemeral local storage usage exceeds the tot")
-        kubelet = tmp_path / "kubelet.yaml"
-        head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-        kubelet.write_text(f"{head}localStorageCapacityIsolation: false\n")
-        off = explain(node, "besteffort", *disk, "--kubelet-config", str(kubelet))
-        assert off["node"]["verdict"] == NOTHING
-    finally:
-        pod.manifest.write_text(before)
+def test_a_disk_is_compared_and_pods_are_not_ranked_for_it(node: LabNode) -> None:
+    answer = explain(node, "besteffort", "--eviction-hard", "nodefs.available<100Pi")
+    found = answer["node"]
+    assert found["starved"] == {"signal": "nodefs.available", "threshold": "nodefs.available<100Pi"}
+    assert (found["conditions"], found["evictions"]) == (["DiskPressure"], [])
+    assert found["verdict"].endswith("is starved: the log of the daemon names the pod that it evicts, or would evict")
+    assert (answer["signal"], answer["pod"]["admission"]["admitted"]) == (MEMORY, False)
 
 
 def test_another_release_decides_everything(node: LabNode) -> None:

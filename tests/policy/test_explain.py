@@ -5,58 +5,30 @@ from typing import Any
 import pytest
 
 from monitor.policy.explain import comparisons, contrast
-from monitor.policy.layout import SINGLE_DISK, DiskLayout
+from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
 from monitor.policy.victims import Ranked
-from tests.policy.builders import IMAGEFS, MEMORY, MI, SPLIT, container, pod, ranked, stats
+from tests.policy.builders import MEMORY, MI, container, pod, ranked, stats
 
 
-def words(
-    one: Pod, figures: dict[str, Any] | None, signal: str, layout: DiskLayout = SINGLE_DISK, name: str = "kubelet-1.36"
-) -> list[str]:
-    (alone,) = ranked([one], [] if figures is None else [figures], signal, layout, name)
-    return [f"{part}: {verdict}" for part, verdict in comparisons(alone, signal, layout, era(name)).items()]
+def words(one: Pod, figures: dict[str, Any] | None, name: str = "kubelet-1.36") -> list[str]:
+    (alone,) = ranked([one], [] if figures is None else [figures], MEMORY, SINGLE_DISK, name)
+    return [f"{part}: {verdict}" for part, verdict in comparisons(alone, era(name)).items()]
 
 
 def test_memory_in_words() -> None:
     one = pod("a", container(memory="100Mi"), priority=5)
-    assert words(one, stats("a", 300 * MI), "memory.available") == [
+    assert words(one, stats("a", 300 * MI)) == [
         "usage: 300Mi (working set), requested 100Mi: above its request",
         "priority: 5: lower ones go first",
         "excess: 200Mi above its request",
     ]
-    assert words(one, stats("a", 100 * MI), "memory.available")[::2] == [
+    assert words(one, stats("a", 100 * MI))[::2] == [
         "usage: 100Mi (working set), requested 100Mi: within its request",
         "excess: 0 below its request",
     ]
-    assert words(one, None, "memory.available") == ["usage: no stats: goes first", "priority: 5: lower ones go first"]
-
-
-def test_disk_in_words() -> None:
-    one = pod("a", container(ephemeral_storage="1Mi"))
-    used = stats("a", rootfs=(MI, 7), logs=(2 * MI, 1))
-    assert words(one, used, "nodefs.available", IMAGEFS)[0] == (
-        "usage: 2Mi (logs, local volumes), requested 1Mi: above its request"
-    )
-    assert words(one, used, "imagefs.available", SPLIT)[0] == (
-        "usage: 0 (nothing is counted for this disk), requested 1Mi: within its request"
-    )
-    assert words(one, used, "nodefs.inodesFree") == [
-        "usage: 8 (writable layers, logs, local volumes), requested 0: above its request",
-        "priority: 0: lower ones go first",
-        "excess: 8 inodes less a request of 1048576 bytes: -1048568",
-    ]
-
-
-def test_process_ids_in_words() -> None:
-    one = pod("a", priority=-1)
-    assert words(one, stats("a", processes=12), "pid.available") == [
-        "priority: -1: lower ones go first",
-        "processes: 12",
-    ]
-    assert words(one, None, "pid.available")[1] == "processes: no stats: goes first"
-    assert len(words(one, None, "pid.available", name="kubelet-1.17")) == 1
+    assert words(one, None) == ["usage: no stats: goes first", "priority: 5: lower ones go first"]
 
 
 @pytest.mark.parametrize(
@@ -68,27 +40,22 @@ def test_process_ids_in_words() -> None:
     ],
 )
 def test_why_a_pod_is_never_evicted(spec: dict[str, Any], reason: str) -> None:
-    assert words(pod("a", **spec), None, "memory.available")[-1] == f"critical: {reason}: never evicted"
+    assert words(pod("a", **spec), None)[-1] == f"critical: {reason}: never evicted"
 
 
 def test_the_old_one_speaks_of_classes() -> None:
     one = pod("a", container(memory="1Mi"), priority=9)
-    used = stats("a", 2 * MI, rootfs=(5, 5))
-    assert words(one, used, "memory.available", name="kubelet-1.8") == [
+    assert words(one, stats("a", 2 * MI), name="kubelet-1.8") == [
         "QoS class: Burstable: BestEffort goes first, Guaranteed last",
         "usage: 2Mi (working set), requested 1Mi: above its request",
     ]
-    assert words(one, used, "nodefs.available", name="kubelet-1.8")[1].endswith(": more goes first")
-    assert len(words(one, used, "nodefs.inodesFree", name="kubelet-1.8")) == 1
     marked = {"scheduler.alpha.kubernetes.io/critical-pod": ""}
     critical = pod("a", namespace="kube-system", annotations=marked)
-    assert words(critical, None, "memory.available", name="kubelet-1.8")[-1] == (
-        "critical: marked by annotation: never evicted"
-    )
+    assert words(critical, None, name="kubelet-1.8")[-1] == ("critical: marked by annotation: never evicted")
 
 
 def decided(one: Ranked, other: Ranked) -> list[str]:
-    found = contrast(one, other, MEMORY, SINGLE_DISK, era("kubelet-1.36"))
+    found = contrast(one, other, era("kubelet-1.36"))
     return [f"{c['name']}: {c['one']} | {c['other']}" for c in found if c["decides"]]
 
 

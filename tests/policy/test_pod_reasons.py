@@ -73,14 +73,13 @@ def test_how_the_request_came_about() -> None:
         ),
         (pod("a", overhead=overhead), "0: containers 0"),
     ]
-    assert [why_request(one, "memory") for one, _ in cases] == [text for _, text in cases]
+    assert [why_request(one) for one, _ in cases] == [text for _, text in cases]
     blog = era("kubelet-1.17")
-    assert why_request(cases[2][0], "memory", blog).startswith("100Mi: the largest init container's (kubelet-1.17 ")
-    assert why_request(cases[1][0], "memory", blog).startswith("64Mi: the containers' together")
+    assert why_request(cases[2][0], blog).startswith("100Mi: the largest init container's (kubelet-1.17 ")
+    assert why_request(cases[1][0], blog).startswith("64Mi: the containers' together")
 
 
 @given(crowds())
 def test_the_reason_begins_with_the_request_that_is_compared(crowd: list[Pod]) -> None:
     for one in crowd:
-        for resource in ("memory", "ephemeral-storage"):
-            assert why_request(one, resource).startswith(f"{CURRENT.request(one, resource)}: ")
+        assert why_request(one).startswith(f"{CURRENT.request(one, 'memory')}: ")

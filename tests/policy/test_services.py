@@ -24,7 +24,7 @@ def made(rules: dict[str, dict[str, Any]] | None = None, **facts: Any) -> Pod:
 def test_what_nobody_wrote_is_zero_and_may_go() -> None:
     pod = made()
     assert (pod.known_priority, pod.qos_class_status, is_critical(pod)) == (0, "BestEffort", False)
-    assert why_request(pod, "memory") == "0: no MemoryMin=, MemoryLow=, reservation or label"
+    assert why_request(pod) == "0: no MemoryMin=, MemoryLow=, reservation or label"
     assert why_class(pod) == "it has neither a memory request nor a limit"
 
 
@@ -75,7 +75,7 @@ def test_the_table_is_above_all_but_what_the_machine_runs_on() -> None:
     }
     pod = made(rules, score=-1000, protected="by its name", labels=None, request=9 * MI)
     assert (pod.priority, is_critical(pod)) == (-5, False)
-    assert why_request(pod, "memory") == "1Mi: services: system/batch*"
+    assert why_request(pod) == "1Mi: services: system/batch*"
     assert why_critical(made(rules, vital="it holds sshd")) == "it holds sshd"
     assert why_critical(made(rules, name="other.service")) == "services: *: never"
 
