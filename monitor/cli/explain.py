@@ -286,16 +286,10 @@ def about(seen: Situation, one: Ranked) -> dict[str, Any]:
 
 
 def _against(seen: Situation, one: Ranked, victim: Ranked | None) -> Iterator[dict[str, Any]]:
-    """The comparisons with the first victim and both neighbours; pods that are never evicted do not count."""
-    evictable = [None, *(other for other in seen.order if other is one or not other.fixed.critical), None]
-    n = evictable.index(one)
-    shown: list[Ranked | None] = [None, one]
-    for role, other in ("first victim", victim), ("before it", evictable[n - 1]), ("behind it", evictable[n + 1]):
-        if other is None or other in shown:
-            continue
-        shown.append(other)
+    """The comparison with the first victim, of the victim itself with the next; critical pods do not count."""
+    for other in [other for other in seen.order if other is not one and not other.fixed.critical][:1]:
         yield {
-            "role": role,
+            "role": "behind it" if one is victim else "first victim",
             "pod": label(other.pod),
             "uid": other.pod.uid,
             "rank": seen.order.index(other) + 1,
