@@ -1,6 +1,6 @@
 """The memory of an episode as curves: what a picture of the race is drawn from (`outrace incidents show ID --html`).
 
-An incident outlives its samples, so a few points are kept of its thresholds' domains and of the pods in it.
+An incident outlives its samples, so a few points are kept of its thresholds' domains, or of the cgroup at its limit.
 """
 
 from __future__ import annotations
@@ -13,19 +13,14 @@ from typing import Any, NamedTuple
 from monitor.policy.signals import working_set
 from monitor.race.codec import Record, RecordError
 from monitor.race.episode import Episode
-from monitor.race.events import Crossing, Decided, Gone, Mark, PodHeld, Ranked, Sample
+from monitor.race.events import Crossing, Mark, Ranked, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, domain_of, used_by
 
 #: What a curve counts, where it is not what a signal takes for used.
-WORKING_SET, USAGE = "working_set", "usage"
+USAGE = "usage"
 #: Stretches that a curve is cut into; each keeps its least and its largest value, so no peak is lost. Of 2048 samples
 #: 40 points remain, about 800 bytes of JSON.
 _STRETCHES = 20
-#: Pods that only grew, beside those that were evicted, held or killed, and pods in all.
-_GROWERS, _PODS = 4, 8
-#: Growth below 1 MiB started nothing.
-_NOTABLE = 2**20
-
 #: No cgroup has as many bytes.
 _NO_SIZE = 2**63
 
@@ -48,8 +43,8 @@ class Line(Record):
 
 @dataclass(frozen=True, slots=True)
 class Curve(Record):
-    """`points`: (ms from the episode's start, bytes). `measure`: a signal (what it takes for used), "working_set" or
-    "usage". `limit`: the cgroup's own, if it was hit.
+    """`points`: (ms from the episode's start, bytes). `measure`: a signal (what it takes for used) or "usage". `pod`,
+    `limit`: of a cgroup that was at its own.
     """
 
     domain: str
@@ -61,7 +56,7 @@ class Curve(Record):
 
 @dataclass(frozen=True, slots=True)
 class Memory(Record):
-    """The thresholds of the domains that an episode is about, their curves, and those of pods."""
+    """The thresholds of the domains that an episode is about, and their curves; or that of a cgroup at its limit."""
 
     lines: tuple[Line, ...]
     curves: tuple[Curve, ...]
@@ -97,9 +92,6 @@ def memory(f: Facts) -> Memory | None:
     if episode.domain not in SIGNAL_OF:
         pod = next((m.pod_name or m.pod for m in (*f.kills, *f.exiting)), None)
         draw(_of_usage(episode), episode.domain, pod, USAGE, f.limit)
-    names = pod_names(episode)
-    for domain, uid in _pods(f):
-        draw(_of_pod(episode, domain, uid), domain, names.get(uid, uid), WORKING_SET, None)
     return Memory(tuple(lines), tuple(curves)) if curves else None
 
 
@@ -158,29 +150,9 @@ def _of_signal(f: Facts, domain: str, signal: str) -> Iterator[tuple[int, int]]:
                 yield event.ts_ns, working_set(event.oom_usage, event.oom_inactive_file)
 
 
-def _of_pod(episode: Episode, domain: str, uid: str) -> Points:
-    """Samples of a pod, and what it had left when it was gone: the next sample may come a second later."""
-    points: Points = []
-    for event in episode.events:
-        if isinstance(event, Sample) and event.domain == domain:
-            points.append((event.ts_ns, event.working_set))
-        elif isinstance(event, Gone) and event.pod == uid and event.freed is not None and points:
-            points.append((event.settled_ns or event.ts_ns, max(0, points[-1][1] - event.freed)))
-    return points
-
-
 def _of_usage(episode: Episode) -> Iterator[tuple[int, int]]:
     for event in episode.events:
         if isinstance(event, Sample) and event.domain == episode.domain:
             yield event.ts_ns, event.usage
         elif isinstance(event, Mark) and event.oom_path == episode.domain and event.oom_usage is not None:
             yield event.ts_ns, event.oom_usage
-
-
-def _pods(f: Facts) -> list[tuple[str, str]]:
-    """(domain, uid) of the pods to draw: evicted, held and killed ones first, then those that grew most."""
-    of_uid = {e.pod: e.domain for e in f.episode.events if isinstance(e, Sample) and e.pod}
-    taking_part = [e.pod for e in f.episode.events if isinstance(e, Decided | PodHeld)] + [m.pod for m in f.kills]
-    growers = [g.last.pod for g in growth_before(f.episode) if g.bytes >= _NOTABLE and g.last.pod][:_GROWERS]
-    uids = [uid for uid in dict.fromkeys((*taking_part, *growers)) if uid in of_uid]
-    return [(of_uid[uid], uid) for uid in uids if uid is not None and of_uid[uid] != f.episode.domain][:_PODS]

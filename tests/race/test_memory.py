@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.race.events import Event, Sample
+from monitor.race.events import Event
 from monitor.race.facts import Facts
 from monitor.race.memory import USAGE, Curve, Memory, memory, thinned
 from tests.race.builders import KUBEPODS, MI, OWN, START, clear, crossing, mark, one, same_after_json, sample, watched
@@ -15,10 +15,6 @@ def of(*events: Event) -> Memory:
     found = memory(Facts(one(*START, *events)))
     assert same_after_json(found)
     return found
-
-
-def pod_sample(t: float, name: str, used_mi: float, **more: Any) -> Sample:
-    return sample(t, used_mi, domain=f"/kubepods/{name}", pod=f"uid-{name}", **more)
 
 
 def curve(found: Memory, **wanted: Any) -> Curve:
@@ -45,15 +41,6 @@ def test_kubepods_has_a_chart_when_it_was_crossed() -> None:
         clear(5, 500, **KUBEPODS),
     )  # fmt: skip
     assert {c.domain for c in met.curves} == {"node", "kubepods"}
-
-
-def test_growers_are_named_up_to_a_number() -> None:
-    pods = [f"p{i}" for i in range(20)]
-    grown = [
-        pod_sample(t, name, 10 + i + (i + 2) * (t + 2000) / 1000) for t in (-2000, -1000) for i, name in enumerate(pods)
-    ]
-    found = of(*grown, sample(-2000, 500), sample(-1000, 700), crossing(0), clear(5))
-    assert [c.domain for c in found.curves[1:]] == [f"/kubepods/p{i}" for i in (19, 18, 17, 16)]
 
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=300), st.integers(1, 30))
