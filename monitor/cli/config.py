@@ -15,8 +15,8 @@ from monitor.cli.main import Group
 from monitor.cli.options import as_settled, configuration_options, resolve_here, with_disks
 from monitor.cli.output import Columns, amount_of, emit, output_option, table, yaml_lines
 from monitor.documents import UnreadableError
-from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, MonitorError
-from monitor.kernel import cgroupfs, disks, limits, meminfo
+from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from monitor.kernel import cgroupfs, disks, meminfo
 from monitor.kernel.procfs import Process
 from monitor.owner import ChangeableError, program
 from monitor.pods.installations import microk8s_words, shell_words
@@ -182,7 +182,7 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
                 capacity[inodes] = measured.inodes
     layout, kept = DiskLayout(run_config.layout_image_fs), resolved.reserved
     return resolved._replace(config=run_config), Node(
-        capacity, kept["systemReserved"], kept["kubeReserved"], layout, huge_pages, _protected(run_config)
+        capacity, kept["systemReserved"], kept["kubeReserved"], layout, huge_pages
     )
 
 
@@ -197,17 +197,6 @@ def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:
     apart = huge_pages if run_config.huge_pages_apart else 0
     capacity = {signals.MEMORY: total - apart, signals.ALLOCATABLE_MEMORY: max(0, total - kept)}
     return {signal: capacity[kubelets] for signal, kubelets in signals.KUBELETS.items()}, huge_pages
-
-
-def _protected(run_config: RunConfig) -> int:
-    """Bytes that memory.min protects at most: a cgroup below protects no more. 0 where there are no cgroups."""
-    try:
-        hierarchy = cgroupfs.detect()
-        node = cgroupfs.resolve(hierarchy, run_config.node_cgroup) if run_config.node_cgroup else hierarchy.root
-        below = [path for path in node.iterdir() if path.is_dir()]
-    except (MonitorError, OSError):
-        return 0
-    return sum(limits.number(f"{path}/memory.min", limits.EVERYTHING) or 0 for path in below)
 
 
 def _thresholds(resolved: Resolved, node: Node) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ _LEAST_BYTES = 1 << 20
 @dataclass(frozen=True)
 class Node:
     """What is known of the node: capacities by signal (bytes, inodes or pids; absent: not known), what is reserved by
-    resource, the layout of its disks, bytes in huge pages, and bytes that memory.min protects.
+    resource, the layout of its disks, and bytes in huge pages.
     """
 
     capacity: Mapping[str, int] = field(default_factory=dict)
@@ -35,7 +35,6 @@ class Node:
     kube_reserved: Mapping[str, Quantity] = field(default_factory=dict)
     layout: DiskLayout = SINGLE_DISK
     huge_pages: int = 0
-    protected: int = 0
 
 
 def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: Era = CURRENT) -> list[str]:
@@ -52,7 +51,6 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
         *_never_reclaimed(settings, thresholds, node),
         *_units(settings, own, node),
         *_each(thresholds, _below_huge_pages, node, rules),
-        *_each(own, _protected, node),
         *_soft_below_hard(thresholds, node),
         *_each(thresholds, _copied_percentage, node),
         *_replaced(settings, rules, node.layout),
@@ -171,18 +169,6 @@ def _below_huge_pages(e: Effective, node: Node, rules: Era) -> str:
         f"{e.text} is never met: under {rules.name} huge pages count as available, here "
         f"{shown(t.signal, node.huge_pages)}, and memory runs out before less is; raise it above that, or give "
         f"--policy {CURRENT.name} if no older kubelet runs here"
-    )
-
-
-def _protected(e: Effective, node: Node) -> str:
-    """What the kernel keeps by memory.min may be page cache, which counts as available by one formula."""
-    signal = e.threshold.signal
-    if signal != sig.RECLAIMABLE or not node.protected:
-        return ""
-    most = shown(signal, min(node.protected, node.capacity.get(signal, node.protected)))
-    return (
-        f"page cache that memory.min protects counts as available, here up to {most}, and the kernel does not reclaim "
-        "it; give memory.available, or a threshold above that"
     )
 
 

@@ -45,20 +45,6 @@ def test_a_line_below_huge_pages_is_never_met_before_1_37(text: str, gib: int, l
             assert f"here {gib}Gi," in line
 
 
-@pytest.mark.parametrize(
-    ("signal", "protected", "shown"),
-    [("memory.reclaimable", GI, "1Gi"), ("memory.reclaimable", 1 << 62, "10Gi"), ("memory.reclaimable", 0, ""),
-     ("memory.available", GI, "")],
-)  # fmt: skip
-def test_page_cache_that_is_protected_counts_as_available_by_one_formula(
-    signal: str, protected: int, shown: str
-) -> None:
-    settings = in_force(own={"evictionHard": Given({**ALL, signal: "100Mi"}, "--eviction-hard")})
-    node = Node({"memory.available": 10 * GI, "memory.reclaimable": 10 * GI}, protected=protected)
-    lines = [line for line in findings(settings, (), node) if "memory.min" in line]
-    assert [f"counts as available, here up to {shown}," in line for line in lines] == [True] * bool(shown)
-
-
 def test_what_is_reserved_is_of_the_whole_memory() -> None:
     """9 GiB of 10, and 100Mi: with 2 GiB in huge pages, which leave a capacity of 8 GiB."""
     node = Node({"memory.available": 8 * GI}, {"memory": Quantity.parse("9Gi")}, huge_pages=2 * GI)
