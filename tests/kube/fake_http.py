@@ -114,7 +114,7 @@ class FakeServer:
         self.asked: list[Asked] = []
         self.connections = 0
         self.ended = threading.Event()
-        self._open: set[socket.socket] = set()
+        self._open: dict[socket.socket, int] = {}
         self._lock = threading.Lock()
         self._http: _Http | None = None
         self.listen()
@@ -171,15 +171,19 @@ class FakeServer:
             return
         self.answer(asked, reply)
 
-    def opened(self, sock: socket.socket) -> int:
+    def opened(self, sock: socket.socket) -> None:
+        """Before its thread begins: `refuse` leaves none behind."""
         with self._lock:
-            self._open.add(sock)
             self.connections += 1
-            return self.connections
+            self._open[sock] = self.connections
+
+    def number(self, sock: socket.socket) -> int:
+        with self._lock:
+            return self._open[sock]
 
     def closed(self, sock: socket.socket) -> None:
         with self._lock:
-            self._open.discard(sock)
+            self._open.pop(sock, None)
 
 
 class _Http(http.server.ThreadingHTTPServer):
@@ -202,6 +206,7 @@ class _Http(http.server.ThreadingHTTPServer):
         except OSError:
             sock.close()
             raise
+        self.fake.opened(sock)
         return sock, address
 
     def handle_error(self, *_: object) -> None:
@@ -215,7 +220,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.number = self.server.fake.opened(self.connection)
+        self.number = self.server.fake.number(self.connection)
 
     def finish(self) -> None:
         self.server.fake.closed(self.connection)
