@@ -91,8 +91,9 @@ def test_without_thresholds_and_limits_no_thread_wakes(bench: Bench) -> None:
     assert watch._measure_next() is None
     assert watch.observations == {}
     watch.config = replace(watch.config, local_storage=False)
+    before = set(threading.enumerate())
     watch.start()
-    assert not {thread.name for thread in threading.enumerate()} & {"disks", "storage"}
+    assert not {thread.name for thread in set(threading.enumerate()) - before} & {"disks", "storage"}
     watch.close()
 
 

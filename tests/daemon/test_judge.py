@@ -80,7 +80,7 @@ def test_what_the_end_leaves_unstored_is_logged(
     one.close(2.0)
     log = capfd.readouterr().err  # before its thread goes on to write
     over.set()
-    (logged,) = [r for line in log.splitlines() if "ends" in (r := json.loads(line))["msg"]]
+    (logged,) = [json.loads(line) for line in log.splitlines() if "the monitor ends before" in line]
     assert logged["unjudged"] == 0
     assert len(logged["incidents"]) == len(found) == 3
 

@@ -29,7 +29,10 @@ HARD = {"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFr
 
 @pytest.fixture(autouse=True)
 def no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer is late, either."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    for name in ("_TIMEOUT_S", "_CONNECT_S"):
+        monkeypatch.setattr(kubelet_own, name, 60.0)
 
 
 @pytest.fixture
