@@ -16,12 +16,10 @@ def test_a_full_swap_is_the_pods_that_has_most_of_it(tmp_path: Path, evict: bool
     node.swapped = {"reader": 30, "hog": 10, "third": 60}
     node.order.remove("third")  # a critical pod: never evicted
     node.swap = 0.85, 128 * MIB
-    for _ in range(14):
-        node.second()
+    node.seconds(14)
     assert node.events() == []
     node.swap = 0.95, 128 * MIB
-    for _ in range(14):
-        node.second()
+    node.seconds(14)
     (found,) = node.events()
     assert (found.domain, found.pod_name, found.cause, found.why) == ("node", "swap.used", "reader", "swapped")
     assert (found.grew, found.swap, found.share) == (30 * MIB, True, 0.95)
@@ -30,8 +28,7 @@ def test_a_full_swap_is_the_pods_that_has_most_of_it(tmp_path: Path, evict: bool
     node.stalls.acted(node.now_ns, "reader" if evict else "")
     node.swap = 0.5, 128 * MIB
     del node.node.pods["reader"]
-    for _ in range(7):
-        node.second()
+    node.seconds(7)
     assert [one.over for one in node.events()] == ["evicted" if evict else "freed"]
 
 
@@ -41,8 +38,7 @@ def test_a_swap_that_is_not_known_is_no_finding_nor_has_a_pod_with_little_of_it_
 ) -> None:
     node = Node(tmp_path / "node", "swap.used>90%,grace=10s,evict")
     node.swap, node.swapped["reader"] = swap, 6
-    for _ in range(15):
-        node.second()
+    node.seconds(15)
     assert [(one.cause, one.why) for one in node.events()] == ([] if swap is None else [(None, "unknown")])
     assert node.sent == []
 
@@ -59,11 +55,9 @@ def test_how_a_full_swap_ended_is_read_from_swap_not_from_memory(tmp_path: Path,
     """A pod that is swapped out has less memory, and has freed nothing."""
     node = Node(tmp_path / "node", "swap.used>90%,grace=10s")
     node.swapped, node.swap, node.sizes["reader"] = {"reader": 30, "hog": 0, "third": 0}, (0.95, 128 * MIB), (100, 0)
-    for _ in range(14):
-        node.second()
+    node.seconds(14)
     node.swap, node.swapped["reader"], node.sizes["reader"] = (0.5, 128 * MIB), left, (1, 0)
-    for _ in range(7):
-        node.second()
+    node.seconds(7)
     assert [one.over for one in node.events()][-1] == over
 
 
@@ -71,9 +65,7 @@ def test_a_swap_that_stays_full_is_acted_on_after_hours_too(tmp_path: Path) -> N
     """What hot refuses it refuses for a reason that may last: a threshold is met while swap is full."""
     node = Node(tmp_path / "node", "swap.used>90%,grace=10s,evict")
     node.swapped, node.swap, node.takes = {"reader": 30, "hog": 0, "third": 0}, (0.95, 128 * MIB), False
-    for _ in range(150):
-        node.second()
+    node.seconds(150)
     node.takes = True
-    for _ in range(60):
-        node.second()
+    node.seconds(60)
     assert [one.pod for one in node.sent][:1] == ["reader"]

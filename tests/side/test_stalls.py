@@ -80,9 +80,9 @@ class Node:
                     (at / file).unlink(missing_ok=True)  # written anew nothing is flushed: 3 s of tests, not 30
                 write(at, files)
 
-    def second(self, **shares: float) -> None:
-        """One second in which pods waited for io for that share, and read again what reclaim took."""
-        for _ in range(4):
+    def seconds(self, number: int = 1, **shares: float) -> None:
+        """So many seconds in which pods waited for io for that share, and read again what reclaim took."""
+        for _ in range(4 * number):
             self.now_ns += S // 4
             for name, share in shares.items():
                 key = "" if name == "machine" else name
@@ -97,11 +97,11 @@ class Node:
 
     def quiet(self) -> None:
         """Sizes are known, and nothing stalls."""
-        for _ in range(2):
-            self.second()
+        self.seconds(2)
 
     def displace(self, mib: int) -> None:
-        """A pod has so much that reclaim cannot take, and half of another's files are gone."""
+        """Then a pod has so much that reclaim cannot take, and half of another's files are gone."""
+        self.quiet()
         self.sizes |= {"hog": (mib, 0), "reader": (10, 40)}
 
     def cause_of(self, name: str) -> str:
@@ -118,13 +118,17 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "node")
 
 
+@pytest.fixture
+def acting(tmp_path: Path) -> Node:
+    return Node(tmp_path / "node", "pod>50%,grace=10s,evict")
+
+
 def test_a_stalled_pod_and_its_cause_are_named_at_once_and_reported_after_the_grace(node: Node) -> None:
-    for _ in range(6):
-        node.second(reader=0.05)
+    node.seconds(6, reader=0.05)
     assert node.stalls.shares["reader"] < 0.1
     node.sizes |= {"hog": (91, 0), "reader": (10, 47)}
     for seconds in range(1, 12):
-        node.second(reader=0.9)
+        node.seconds(reader=0.9)
         named = node.cause_of("reader")
         if seconds == 3:
             assert named == "hog", "named within 3 s of the loss of speed"
@@ -144,8 +148,7 @@ def test_a_stalled_pod_and_its_cause_are_named_at_once_and_reported_after_the_gr
     assert (found.lacks, found.grew, found.swap) == (33 * MIB, 90 * MIB, False)
     assert (found.ts_ns - found.since_ns) / S == pytest.approx(10, abs=1)
     assert node.stalls.counted == 1
-    for _ in range(7):
-        node.second(reader=0.1)
+    node.seconds(7, reader=0.1)
     (over,) = node.events()
     assert over == replace(found, ts_ns=over.ts_ns, share=over.share, over="calm")
     assert over.share > 0.8
@@ -154,10 +157,9 @@ def test_a_stalled_pod_and_its_cause_are_named_at_once_and_reported_after_the_gr
 
 def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
     node.limits["reader"] = str(91 * MIB)
-    node.second()
+    node.seconds()
     node.sizes["hog"] = (91, 0)
-    for _ in range(14):
-        node.second(reader=0.8)
+    node.seconds(14, reader=0.8)
     (found,) = node.events()
     assert (found.cause, found.why) == ("reader", "own_limit")
 
@@ -173,204 +175,149 @@ def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
     ],
 )
 def test_hot_is_asked_to_evict_the_pod_that_grew_and_no_other(
-    tmp_path: Path, grew: str, limit: str, asked: int, over: str
+    acting: Node, grew: str, limit: str, asked: int, over: str
 ) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    node.quiet()
-    node.sizes["reader"] = (10, 40)
+    acting.quiet()
+    acting.sizes["reader"] = (10, 40)
     if grew:
-        node.sizes[grew] = (101, node.sizes[grew][1])
-    node.limits["reader"] = limit
-    for _ in range(9):
-        node.second(reader=0.9)
-    assert node.sent == [], "not before the grace is over"
-    for _ in range(34):
-        node.second(reader=0.9)
-    assert [one.pod for one in node.sent] == [grew] * asked
+        acting.sizes[grew] = (101, acting.sizes[grew][1])
+    acting.limits["reader"] = limit
+    acting.seconds(9, reader=0.9)
+    assert acting.sent == [], "not before the grace is over"
+    acting.seconds(34, reader=0.9)
+    assert [one.pod for one in acting.sent] == [grew] * asked
     assert asked in (0, 2), "again after 30 s, not earlier"
     if over == "evicted":
-        node.stalls.acted(node.now_ns, "hog")
-    node.sizes |= {"hog": (1, 0), "reader": (9, 40)}
-    for _ in range(31):
-        node.second(reader=0.9)
-    assert len(node.sent) == asked, "it has freed the memory, or is another process by now"
-    for _ in range(7):
-        node.second()
-    assert [found.over for found in node.events()][-1] == over
+        acting.stalls.acted(acting.now_ns, "hog")
+    acting.sizes |= {"hog": (1, 0), "reader": (9, 40)}
+    acting.seconds(31, reader=0.9)
+    assert len(acting.sent) == asked, "it has freed the memory, or is another process by now"
+    acting.seconds(7)
+    assert [found.over for found in acting.events()][-1] == over
     if asked:
         waits = "ns/reader waits for memory that it had, up to 90% of the time"
-        assert node.sent[0].message == f"{waits}; ns/hog grew by 100 MiB."
-
-
-def _frees_what_it_took(node: Node) -> None:
-    node.sizes["hog"] = (500, 0)
-
-
-def _is_never_evicted(node: Node) -> None:
-    node.order.remove("hog")
-
-
-def _reader_refills(node: Node) -> None:
-    node.refills = True
-
-
-def _reader_is_at_its_limit(node: Node) -> None:
-    node.limits["reader"] = str(50 * MIB + 4096)
-
-
-def _other_pod_is_evicted(node: Node) -> None:
-    node.stalls.acted(node.now_ns, "third")
+        assert acting.sent[0].message == f"{waits}; ns/hog grew by 100 MiB."
 
 
 @pytest.mark.parametrize(
     "change",
-    [_frees_what_it_took, _is_never_evicted, _reader_refills, _reader_is_at_its_limit, _other_pod_is_evicted],
-    ids=lambda one: one.__name__,
+    [
+        lambda node: node.sizes.update(hog=(500, 0)),  # it has freed what it took
+        lambda node: node.order.remove("hog"),  # it is never evicted
+        lambda node: setattr(node, "refills", True),
+        lambda node: node.limits.update(reader=str(50 * MIB + 4096)),  # the reader is at its own
+        lambda node: node.stalls.acted(node.now_ns, "third"),  # another pod is evicted
+    ],
 )
 def test_no_pod_is_evicted_for_a_stall_if_that_may_be_wrong_by_now(
-    tmp_path: Path, change: Callable[[Node], None]
+    acting: Node, change: Callable[[Node], None]
 ) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    node.sizes["hog"] = (500, 0)
-    node.quiet()
-    node.displace(600)
-    for _ in range(9):
-        node.second(reader=0.9)
-    change(node)
-    for _ in range(5):
-        node.second(reader=0.9)
-    assert node.sent == []
-    assert node.cause_of("reader") == "hog", "it stays the one that caused it"
+    acting.sizes["hog"] = (500, 0)
+    acting.displace(600)
+    acting.seconds(9, reader=0.9)
+    change(acting)
+    acting.seconds(5, reader=0.9)
+    assert acting.sent == []
+    assert acting.cause_of("reader") == "hog", "it stays the one that caused it"
 
 
-def test_the_pod_that_has_the_memory_by_then_is_evicted(tmp_path: Path) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    node.quiet()
-    node.displace(40)
-    for _ in range(5):
-        node.second(reader=0.9)
-    assert node.cause_of("reader") == "hog"
-    node.sizes["third"] = (400, 0)
-    for _ in range(9):
-        node.second(reader=0.9)
-    assert [one.pod for one in node.sent] == ["third"]
-    assert [found.cause for found in node.events()] == ["third"]
+def test_the_pod_that_has_the_memory_by_then_is_evicted(acting: Node) -> None:
+    acting.displace(40)
+    acting.seconds(5, reader=0.9)
+    assert acting.cause_of("reader") == "hog"
+    acting.sizes["third"] = (400, 0)
+    acting.seconds(9, reader=0.9)
+    assert [one.pod for one in acting.sent] == ["third"]
+    assert [found.cause for found in acting.events()] == ["third"]
 
 
-def test_a_stall_that_may_be_over_evicts_no_pod(tmp_path: Path) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    node.quiet()
-    node.displace(100)
-    for _ in range(9):
-        node.second(reader=1)
-    for _ in range(3):
-        node.second(reader=0.1)  # the mean over the grace is above the line
-    assert node.stalls.counted == 1
-    assert node.sent == []
+def test_a_stall_that_may_be_over_evicts_no_pod(acting: Node) -> None:
+    acting.displace(100)
+    acting.seconds(9, reader=1)
+    acting.seconds(3, reader=0.1)  # the mean over the grace is above the line
+    assert acting.stalls.counted == 1
+    assert acting.sent == []
 
 
 @pytest.mark.parametrize("kind", ["amid", "late", "lost nothing", "lost no files", "in its place"])
-def test_a_guess_evicts_no_pod(tmp_path: Path, kind: str) -> None:
+def test_a_guess_evicts_no_pod(acting: Node, kind: str) -> None:
     """A helper that begins amid a stall does not know what was lost; nor what a pod had that it sees late. Files that
     never fitted are not lost. A pod that takes the place of another took nothing.
     """
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
     if kind == "amid":
-        node.sizes["reader"] = (10, 40)
-        node.second(reader=0.9)
-        node.sizes["hog"] = (100, 0)
+        acting.sizes["reader"] = (10, 40)
+        acting.seconds(reader=0.9)
+        acting.sizes["hog"] = (100, 0)
     elif kind == "late":
-        node.sizes["hog"] = (100, 0)
-        late = node.node.pods.pop("hog")
-        node.quiet()
-        node.sizes["reader"] = (10, 40)
-        node.node.pods["hog"] = late
+        acting.sizes["hog"] = (100, 0)
+        late = acting.node.pods.pop("hog")
+        acting.quiet()
+        acting.sizes["reader"] = (10, 40)
+        acting.node.pods["hog"] = late
     elif kind == "in its place":
-        node.sizes["third"] = (100, 0)
-        late = node.node.pods.pop("hog")
-        node.quiet()
-        node.sizes |= {"reader": (10, 40), "third": (0, 0), "hog": (0, 0)}
-        node.node.pods = {"reader": node.node.pods["reader"], "hog": late}
-        node.second()
-        node.sizes["hog"] = (100, 0)
+        acting.sizes["third"] = (100, 0)
+        late = acting.node.pods.pop("hog")
+        acting.quiet()
+        acting.sizes |= {"reader": (10, 40), "third": (0, 0), "hog": (0, 0)}
+        acting.node.pods = {"reader": acting.node.pods["reader"], "hog": late}
+        acting.seconds()
+        acting.sizes["hog"] = (100, 0)
     else:
-        node.sizes["reader"] = (90 if kind == "lost no files" else 10, 80)
-        node.quiet()
-        node.sizes |= {"hog": (100, 0), "reader": (10, 80)}
-    for _ in range(14):
-        node.second(reader=0.9)
-    assert node.cause_of("reader") == "hog"
-    assert node.sent == []
+        acting.sizes["reader"] = (90 if kind == "lost no files" else 10, 80)
+        acting.quiet()
+        acting.sizes |= {"hog": (100, 0), "reader": (10, 80)}
+    acting.seconds(14, reader=0.9)
+    assert acting.cause_of("reader") == "hog"
+    assert acting.sent == []
 
 
-def test_after_an_eviction_that_did_not_help_no_other_pod_is_evicted(tmp_path: Path) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    node.quiet()
-    node.displace(100)
-    for _ in range(12):
-        node.second(reader=0.9)
-    assert [one.pod for one in node.sent] == ["hog"]
-    node.stalls.acted(node.now_ns, "hog")
-    node.sizes |= {"hog": (1, 0), "third": (100, 0)}
-    for _ in range(50):
-        node.second(reader=0.9)
-    assert len(node.sent) == 1
-    node.sizes["reader"] = (10, 55)  # now it helped in part
-    for _ in range(12):
-        node.second(reader=0.9)
-    assert [one.pod for one in node.sent[1:]] == ["third"]
+def test_after_an_eviction_that_did_not_help_no_other_pod_is_evicted(acting: Node) -> None:
+    acting.displace(100)
+    acting.seconds(12, reader=0.9)
+    assert [one.pod for one in acting.sent] == ["hog"]
+    acting.stalls.acted(acting.now_ns, "hog")
+    acting.sizes |= {"hog": (1, 0), "third": (100, 0)}
+    acting.seconds(50, reader=0.9)
+    assert len(acting.sent) == 1
+    acting.sizes["reader"] = (10, 55)  # now it helped in part
+    acting.seconds(12, reader=0.9)
+    assert [one.pod for one in acting.sent[1:]] == ["third"]
 
 
-def test_long_after_its_beginning_a_stall_evicts_no_pod(tmp_path: Path) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    node.quiet()
-    node.displace(100)
-    node.takes = False
-    for _ in range(122):
-        node.second(reader=0.9)
-    node.takes = True
-    for _ in range(20):
-        node.second(reader=0.9)
-    assert node.sent == []
-
-
-def test_the_request_is_sent_again_when_hot_can_take_it(tmp_path: Path) -> None:
-    node = Node(tmp_path / "node", "pod>50%,grace=10s,evict")
-    node.quiet()
-    node.displace(100)
-    node.takes = False
-    for _ in range(12):
-        node.second(reader=0.9)
-    assert node.sent == []
-    node.takes = True
-    node.second(reader=0.9)
-    assert [one.pod for one in node.sent] == ["hog"]
+@pytest.mark.parametrize(("refused_s", "then_s", "asked"), [(12, 1, ["hog"]), (122, 20, [])])
+def test_the_request_is_sent_again_when_hot_can_take_it_unless_that_is_long_after_the_stall_began(
+    acting: Node, refused_s: int, then_s: int, asked: list[str]
+) -> None:
+    acting.displace(100)
+    acting.takes = False
+    acting.seconds(refused_s, reader=0.9)
+    assert acting.sent == []
+    acting.takes = True
+    acting.seconds(then_s, reader=0.9)
+    assert [one.pod for one in acting.sent] == asked
 
 
 def test_a_pod_that_is_gone_ends_its_stall(node: Node) -> None:
-    node.second()
-    for _ in range(14):
-        node.second(reader=0.8)
+    node.seconds()
+    node.seconds(14, reader=0.8)
     (begun,) = node.events()
     assert (begun.cause, begun.why) == (None, "unknown")
     node.node.pods = {"hog": node.node.pods["hog"]}
-    node.second()
+    node.seconds()
     (over,) = node.events()
     assert over.over == "gone"
     assert "reader" not in node.stalls.shares
 
 
 def test_a_pod_that_outrace_holds_does_not_stall(node: Node) -> None:
-    node.second()
+    node.seconds()
     node.node.held = {"reader": None}  # type: ignore[dict-item]
-    for _ in range(14):
-        node.second(reader=0.9, hog=0.6)
+    node.seconds(14, reader=0.9, hog=0.6)
     assert [found.pod for found in node.events()] == ["hog"]
 
 
 def test_where_the_kernel_says_nothing_nothing_is_known(node: Node) -> None:
-    for _ in range(3):
-        node.second(reader=0.9)
+    node.seconds(3, reader=0.9)
     assert "reader" in node.stalls.shares
     for file in ("memory.pressure", "io.pressure"):
         (node.root / "reader" / file).unlink()
@@ -381,31 +328,26 @@ def test_where_the_kernel_says_nothing_nothing_is_known(node: Node) -> None:
 
 
 def test_while_nothing_on_the_machine_waits_no_pods_files_are_read(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    node.second(reader=0.01)
-    node.second()
+    node.seconds(reader=0.01)
+    node.seconds()
     read: list[Path] = []
     real = pressure.waited
     monkeypatch.setattr(pressure, "waited", lambda directory: read.append(directory) or real(directory))
-    for _ in range(5):
-        node.second()
+    node.seconds(5)
     assert (read, node.stalls.shares["reader"]) == ([], 0.0)
-    for _ in range(2):
-        node.second(reader=0.9)
+    node.seconds(2, reader=0.9)
     assert node.stalls.shares["reader"] == pytest.approx(0.9)
-    for _ in range(2):
-        node.second()
+    node.seconds(2)
     read.clear()
-    for _ in range(4):  # less than a millisecond in each second adds up
-        node.second(hog=0.0004)
+    node.seconds(4, hog=0.0004)  # less than a millisecond in each second adds up
     assert read.count(node.root / "hog") == 1
 
 
 def test_the_machine_can_stall_as_a_whole(tmp_path: Path) -> None:
     node = Node(tmp_path / "node", "machine>40%,grace=5s")
-    node.second()
+    node.seconds()
     node.sizes["hog"] = (91, 0)
-    for _ in range(9):
-        node.second(machine=0.6)
+    node.seconds(9, machine=0.6)
     (found,) = node.events()
     assert (found.domain, found.pod, found.pod_name, found.cause) == ("node", "machine", "machine", "hog")
     assert set(node.stalls.shares) == {"machine"}
