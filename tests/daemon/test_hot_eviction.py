@@ -28,15 +28,11 @@ for _ in range(5):
         signal.pause()
     children.append(pid)
 def breed():
-    while True:
-        pid = os.fork()
-        if not pid:
+    for number in range(10**6):
+        if not os.fork():
             time.sleep(0.05); os._exit(0)
         time.sleep(0.002)
-        try:
-            os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            pass
+        if number > 20: os.waitpid(-1, 0)  # where they get no CPU they would fill the node
 if not os.fork():
     breed()
 print(*children, flush=True)

@@ -1,6 +1,7 @@
 """What the state of the hot process brings about: a line of log where node conditions changed; a look at the victim."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +34,6 @@ def test_near_a_threshold_the_next_victim_is_looked_at_again(tmp_path: Path, mon
     processes = ProcessWatch(parts.node, parts.figures, parts.log, ignored, doubted.append)
     for now, armed, victim in ((9, False, "a"), (10, True, "a"), (10.9, True, "b"), (11, True, "b"), (15, True, "b"),
                                (16, True, "b"), (30, True, None)):  # fmt: skip
-        monkeypatch.setattr(process_watch.time, "monotonic", lambda now=now: now)
+        monkeypatch.setattr(process_watch, "time", SimpleNamespace(monotonic=lambda now=now: now))
         processes.handle(STATE._replace(armed=armed, victim=victim, ready=True))
     assert doubted == ["a", "b", "b"]
