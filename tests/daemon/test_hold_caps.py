@@ -75,6 +75,13 @@ def left(world: World) -> int:
     return CAPACITY - world.working_set
 
 
+def killed_and_take(world: World, uids: Sequence[str], seconds: float, gib_per_s: float) -> None:
+    """For so long these get SIGKILL and take memory: no pod is killed by outrace, and the kill threshold is not met."""
+    are_killed(world, uids)
+    follow(world, int(seconds * SECOND), taking(world, uids, gib_per_s))
+    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+
+
 @pytest.mark.parametrize(("pods", "killed"), [(2, {HOG}), (2, {DB}), (2, {HOG, DB}), (3, set(PODS[:3]))])
 @pytest.mark.parametrize("gib_per_s", [0.5, 3])
 def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, killed: set[str], gib_per_s: float) -> None:
@@ -82,10 +89,7 @@ def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, kill
     the caps of frozen pods, which may have all that is left together, those that run had it.
     """
     uids = sorted(killed & {*held(world, pods)})
-    are_killed(world, uids)
-    follow(world, 3 * SECOND, taking(world, uids, gib_per_s))
-    assert world.sent == []
-    assert left(world) > SECOND_LINE
+    killed_and_take(world, uids, 3, gib_per_s)
     assert all(thaws(world.brakes[uid]) > 15 for uid in uids)
 
 
@@ -113,9 +117,7 @@ def test_near_the_second_line_no_pod_runs_that_could_come_to_it(world: World, le
     uids = held(world, 3)
     world.working_set = int(CAPACITY - left_before * MIB)
     look_later(world)
-    are_killed(world, uids)
-    follow(world, SECOND // 2, taking(world, uids, 3))
-    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    killed_and_take(world, uids, 0.5, 3)
     assert any(thaws(world.brakes[uid]) for uid in uids) is some
 
 
@@ -137,14 +139,9 @@ def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int, gib_
     the same: the SIGKILL may be a kubelet's, which reports the eviction when that has worked.
     """
 
-    def prepare() -> None:
-        world.brakes[HOG].cache = cache * MIB
-
     world.holds._brakes.of(world.registry.by_uid[HOG])
-    held(world, 2, prepare)
-    are_killed(world, (HOG,))
-    follow(world, SECOND, taking(world, (HOG,), gib_per_s))
-    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    held(world, 2, lambda: setattr(world.brakes[HOG], "cache", cache * MIB))
+    killed_and_take(world, (HOG,), 1, gib_per_s)
     assert thaws(world.brakes[HOG]) > 3
 
 
@@ -162,9 +159,7 @@ def test_without_a_cap_nobody_runs_who_could_come_to_the_second_line(
     look_later(world)
     if evicted:
         world.tell(KubeletEviction(HOG, for_memory=False))
-    are_killed(world, uids)
-    follow(world, 2 * SECOND, taking(world, uids, 3))
-    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    killed_and_take(world, uids, 2, 3)
     assert any(thaws(world.brakes[uid]) for uid in uids) is (left_before > 24.75 + 24)
 
 
@@ -188,9 +183,7 @@ def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
         world.holds._brakes.of(world.registry.by_uid[uid])
         world.brakes[uid].ledger = ledger((200 if uid == HOG else 301) * MIB + above * MIB)
     uids = held(world)
-    are_killed(world, uids)
-    follow(world, 2 * SECOND, taking(world, uids, 3))
-    assert (world.sent, left(world) > SECOND_LINE) == ([], True)
+    killed_and_take(world, uids, 2, 3)
     assert all(thaws(world.brakes[uid]) > 15 for uid in uids)
 
 

@@ -173,7 +173,7 @@ def test_an_eviction_is_written_to_the_cluster(
     until(lambda: cluster.reports.fates[TAKEN] == 1)
     until(lambda: reasons(api) == BOTH)
     assert next(one.method for one in api.asked if one.method in ("PATCH", "POST")) == "PATCH", "the status goes first"
-    until(lambda: list((tmp_path / "cluster").glob("*.json")) == [])
+    until(lambda: stored(tmp_path) == 0)
 
 
 def test_what_a_daemon_did_not_get_through_the_next_one_writes(
@@ -183,12 +183,12 @@ def test_what_a_daemon_did_not_get_through_the_next_one_writes(
     first = open_cluster()
     first.evicting(evicted(api), time.monotonic_ns() - int(11e9))  # too long ago for a status
     until(lambda: first.reports.fates[AWAY] == 1)
-    until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
+    until(lambda: stored(tmp_path) == 1)
     first.close()
     api.listen()
     open_cluster()
     until(lambda: reasons(api) == BOTH)
-    until(lambda: list((tmp_path / "cluster").glob("*.json")) == [])
+    until(lambda: stored(tmp_path) == 0)
     assert api.store.get(("pods", "default", "web"))["status"]["phase"] == "Running"
 
 
@@ -282,6 +282,11 @@ def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
     found = evicted(api)
     uid = api.store.get(("pods", namespace, name))["metadata"]["uid"]
     return record_of(replace(found, pod=Pod(name=name, namespace=namespace, uid=uid)), 1_800_000_100.25)
+
+
+def stored(directory: Path) -> int:
+    """How many records are in this state dir."""
+    return len(list((directory / "cluster").glob("*.json")))
 
 
 def _phase(api: FakeApiServer) -> str:

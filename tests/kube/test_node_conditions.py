@@ -106,29 +106,28 @@ def test_conditions_wait_for_a_server_that_fails(node: Node, api: FakeApiServer)
 
 
 def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    holding = Node(client, api)
-    holding.holds()
-    assert holding.seen["outrace.io/PodHeld"]["status"] == "False"
-    holding.held = "shop/hog"
-    holding.after(1.0)
-    seen = holding.seen["outrace.io/PodHeld"]
-    assert (seen["status"], seen["reason"], seen["message"]) == ("True", "OutraceHoldsPod", "outrace holds shop/hog")
-    holding.held = "shop/cart, shop/hog"
-    holding.after(HELD_S)
-    assert holding.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
-    assert holding.changes == []  # events are on the pods
-    node.holds()  # a daemon after it, in another mode
+    node.holds()
+    assert node.seen["outrace.io/PodHeld"]["status"] == "False"
+    node.held = "shop/hog"
+    node.after(1.0)
     seen = node.seen["outrace.io/PodHeld"]
+    assert (seen["status"], seen["reason"], seen["message"]) == ("True", "OutraceHoldsPod", "outrace holds shop/hog")
+    node.held = "shop/cart, shop/hog"
+    node.after(HELD_S)
+    assert node.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
+    assert node.changes == []  # events are on the pods
+    next_one = Node(client, api)  # a daemon after it, in another mode
+    next_one.holds()
+    seen = next_one.seen["outrace.io/PodHeld"]
     assert (seen["status"], seen["message"]) == ("False", "outrace holds no pod")
 
 
-def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, client: ApiClient, api: FakeApiServer) -> None:
-    again = Node(client, api)
-    again.holds()
+def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, api: FakeApiServer) -> None:
+    node.holds()
     for number in range(60):
-        again.held = "shop/hog" if number % 2 else ""
-        again.after(1.0)
+        node.held = "shop/hog" if number % 2 else ""
+        node.after(1.0)
     assert 5 <= len(api.seen("PATCH")) <= 8
-    again.held = ""
-    again.after(HELD_S)
-    assert again.seen["outrace.io/PodHeld"]["status"] == "False", "how it is in the end is written"
+    node.held = ""
+    node.after(HELD_S)
+    assert node.seen["outrace.io/PodHeld"]["status"] == "False", "how it is in the end is written"

@@ -22,7 +22,7 @@ from monitor.side.worker import Worker
 from tests.alerts.services import StandIn
 from tests.daemon.harness import DECISION
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
-from tests.kube.test_cluster_records import BOTH, _phase, reasons, until
+from tests.kube.test_cluster_records import BOTH, _phase, reasons, stored, until
 from tests.kube.test_cluster_records import in_time as in_time
 from tests.kube.test_cluster_records import open_cluster as open_cluster
 from tests.kube.test_status_writer import evicted
@@ -35,7 +35,7 @@ def test_the_events_go_at_once_and_the_status_when_it_ended(
     cluster = open_cluster()
     cluster.evicting(evicted(api), time.monotonic_ns() - int(25e9), True)  # asked to end so long ago, and it writes
     until(lambda: reasons(api) == BOTH)
-    until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
+    until(lambda: stored(tmp_path) == 1)
     assert (_phase(api), api.seen("PATCH", "/pods/")) == ("Running", [])
     cluster.ended("of another pod", time.monotonic_ns())
     cluster.ended(evicted(api).pod.uid, time.monotonic_ns())
@@ -53,7 +53,7 @@ def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
     first = open_cluster()
     first.evicting(evicted(api), time.monotonic_ns(), True)
     until(lambda: reasons(api) == BOTH)
-    until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
+    until(lambda: stored(tmp_path) == 1)
     first.close()
     second = open_cluster()
     until(lambda: second.reports.waiting == 0)
@@ -72,7 +72,7 @@ def test_a_later_eviction_of_the_same_pod_takes_its_place(
     object.__setattr__(found, "decided", found.decided + 60)
     cluster.evicting(found, time.monotonic_ns(), True)
     until(lambda: len(api.store.all("events")) == 4)
-    until(lambda: len(list((tmp_path / "cluster").glob("*.json"))) == 1)
+    until(lambda: stored(tmp_path) == 1)
 
 
 @pytest.mark.parametrize("given_s", [0, 30])

@@ -160,36 +160,28 @@ class Side:
             self.events += [text] if text else []
 
 
-def test_one_hold_of_a_pod_is_told_in_a_minute() -> None:
+def test_one_hold_of_a_pod_is_told_in_a_minute_and_the_next_has_the_number_of_what_was_left_out() -> None:
     side = Side()
     side.take(cycles(CYCLES))
     assert [text for _, text, _ in side.log.lines] == ["pod held", "hold ended"]
     assert [text.partition(" (")[0] for text in side.events] == ["Held", "Not held any more after 2.0 s"]
     assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
     assert side.holds.node.held == {}, "the held pods are known all the time"
-
-
-def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
-    """A changed brake is none."""
-    parts, events = (
-        Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 * MIB),
-        list[tuple[Any, ...]](),
-    )
-    cluster: Any = SimpleNamespace(pod_event=lambda *about, warns: events.append((*about[:3], warns)))
-    handler = parts.handler(cluster=cluster)
-    for message in (HELD, HELD._replace(cap=0), ENDED, ENDED):
-        assert handler.handle(message)
-    assert events == [("u", "ns/hog", "OutraceHeld", True), ("u", "ns/hog", "OutraceReleased", False)]
-
-
-def test_the_next_report_has_the_number_of_what_was_left_out() -> None:
-    side = Side()
-    side.take(cycles(CYCLES))
     side.log.lines.clear()
     again = [message._replace(hold=message.hold + CYCLES, ts_ns=message.ts_ns + MINUTE_NS) for message in cycles(1)]
     side.take(again)
     assert [fields.get("left_out") for _, _, fields in side.log.lines] == [2 * CYCLES - 2, None]
     assert side.events[2].endswith("238 more beginnings, changes and ends of holds of it were not reported.")
+
+
+def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
+    """A changed brake is none."""
+    parts, events = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 * MIB), list[Any]()
+    cluster: Any = SimpleNamespace(pod_event=lambda *about, warns: events.append((*about[:3], warns)))
+    handler = parts.handler(cluster=cluster)
+    for message in (HELD, HELD._replace(cap=0), ENDED, ENDED):
+        assert handler.handle(message)
+    assert events == [("u", "ns/hog", "OutraceHeld", True), ("u", "ns/hog", "OutraceReleased", False)]
 
 
 def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:

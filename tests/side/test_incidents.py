@@ -225,8 +225,20 @@ def test_readers_see_whole_incidents_while_others_are_written_and_deleted(path: 
 
 
 # damaged, full, read-only, gone, of others
+NO_INCIDENTS = ({"end": "now"}, {"flags": None}, {"domain": 7}, {"evicted": None}, {"evicted": [1]}, {"start": "-"})
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"garbage", b"{}", b"[]", b"\xff", b"[" * 100_000, json.dumps(OWN_LIMIT | {"end": "now"}).encode()]
+    "content",
+    [
+        b"",
+        b"garbage",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        *(json.dumps(OWN_LIMIT | n).encode() for n in NO_INCIDENTS),
+    ],
 )
 def test_a_damaged_incident_costs_itself(path: Path, content: bytes) -> None:
     filled(path)
@@ -234,6 +246,7 @@ def test_a_damaged_incident_costs_itself(path: Path, content: bytes) -> None:
     reader = IncidentReader(path)
     assert [one["id"] for one in reader.list()] == [DURING_GRACE["id"], EVICTION_WON["id"]]
     assert reader.unreadable == 1
+    assert reader.list(pod="x/y") == []
     with pytest.raises(MonitorError, match="is damaged"):
         reader.get(OWN_LIMIT["id"])
     store = store_at(path, keep=3)
@@ -311,19 +324,6 @@ def test_what_is_no_directory_is_an_error_and_what_is_no_file_is_left_out(path: 
     (path / "fifo.json").mkdir(parents=True)
     reader = IncidentReader(path)
     assert (reader.list(), reader.unreadable) == ([], 1)
-
-
-@pytest.mark.parametrize(
-    "damage", [{"flags": None}, {"domain": 7}, {"evicted": None}, {"evicted": [1]}, {"start": "-"}]
-)
-def test_json_that_is_no_incident_is_left_out_and_ends_no_store(path: Path, damage: dict[str, Any]) -> None:
-    store_at(path).add(OWN_LIMIT)
-    (path / "0.json").write_text(json.dumps({**OWN_LIMIT, **damage}))
-    reader = IncidentReader(path)
-    assert ([one["id"] for one in reader.list(pod="x/y")], reader.unreadable) == ([], 1)
-    store = IncidentStore(path, keep=1)
-    store.add(EVICTION_WON)
-    assert store.stored == 1
 
 
 def test_a_clock_that_was_set_back_costs_no_new_incident(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
