@@ -12,7 +12,7 @@ from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import PodHeld, PodReleased, Rows, Send, Soften
+from monitor.link.messages import PodHeld, PodReleased, Rows
 from monitor.policy import hold
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.hold import Pod, Rules, State
@@ -43,7 +43,6 @@ class Hold:
     reported_ns: int = 0  # since when reports are counted
     reports: int = 0  # since then
     is_unreported: bool = False  # it has changed since the last
-    unslowed: bool = False  # it runs, and the memory.high that the last helper set for that is undone
 
     def may_report(self, now_ns: int) -> bool:
         """Whether to report its state now; else its state of then is reported later, once."""
@@ -113,7 +112,8 @@ REFRESH_NS = 5_000_000_000
 #: each the loop rests so many times as long as the part took.
 AGAIN_NS, _REST = 1_000_000_000, 4
 #: What a check of a brake in force finds: no process is left of the pod, another program removed the brake, a SIGKILL
-#: waits in it, or the pod has run for one.
+#: waits in it; or the brake is to be put in force anew: the pod has run for a SIGKILL, or the kernel would panic at its
+#: cap since vm.panic_on_oom was set.
 GONE, LOST, KILL, ENDED = "gone", "lost", "kill", "ended"
 
 #: Time between two checks of a held pod: whether a process lives in it, whether its brake is still in force; and of one
@@ -133,8 +133,8 @@ class HoldBrakes:
     (`monitor.policy.hold.may_run`).
     """
 
-    def __init__(self, hierarchy: Hierarchy, journal: Ledger, send: Send) -> None:
-        self._hierarchy, self._journal, self._send = hierarchy, journal, send
+    def __init__(self, hierarchy: Hierarchy, journal: Ledger) -> None:
+        self._hierarchy, self._journal = hierarchy, journal
         self._brakes: dict[str, PodBrake] = {}  # the one that was wanted last is the last
         self._ran = False  # the last check was of a pod that runs
         self._left: list[PodBrake] = []  # unfinished releases
@@ -209,15 +209,13 @@ class HoldBrakes:
                 return GONE
         except OSError as error:
             TROUBLES.note("cgroup", error, entry.uid)
-        brake = self._brakes.get(entry.uid)
-        if brake is None:
-            return ""
+        brake = self.of(entry)
         if brake.usage() is None:  # its cgroup was made anew: nothing of this brake is in force there
             return GONE
         if brake.waits_for_thaw():
             return KILL
         ran, brake.runs = brake.runs, False
-        if ran:  # for one process of many, perhaps: the pod lives on
+        if ran or (brake.is_capped and panics_at_cap(self._hierarchy.version)):
             return ENDED
         return "" if brake.in_force() else LOST
 
@@ -279,7 +277,7 @@ class HoldBrakes:
         panic at a cap, only a pod that the helper slows may run.
         """
         brake = self.of(held.entry)
-        runs = runs and ((held.soft and not held.unslowed) or not panics_at_cap(self._hierarchy.version))
+        runs = runs and (held.soft or not panics_at_cap(self._hierarchy.version))
         brake.runs = False
         in_force = brake.loosen(pod.cap) if runs else brake.apply(pod.cap)
         held.pod, held.braked_ns = pod, time.monotonic_ns()
@@ -288,33 +286,6 @@ class HoldBrakes:
             return False
         held.brake, held.cap = in_force.brake, in_force.cap
         return True
-
-    def soften(self, held: Hold, grace_ns: int) -> bool:
-        """The pod got SIGTERM, which it cannot handle while frozen. On v2 the helper sets a brake below which it can.
-        v1 has none: the pod runs below its cap, if it has one, where a system call may fail. Whether it runs now.
-        """
-        if "freeze" not in held.brake:
-            return False
-        held.asked = True
-        if self._hierarchy.version == 2:
-            self._ask(held, grace_ns)
-            return False
-        if not held.cap:
-            return False
-        in_force = self.of(held.entry).loosen(held.cap)
-        held.cap = in_force.cap if in_force is not None else held.cap
-        return True
-
-    def soften_again(self, held: Hold, grace_ns: int) -> None:
-        """Have a new helper brake it, which has undone what the last one set."""
-        if self._hierarchy.version == 2:
-            held.unslowed = held.soft
-            self._ask(held, grace_ns)
-
-    def _ask(self, held: Hold, grace_ns: int) -> None:
-        self.of(held.entry).high_is_left = True
-        # Without a cap in force, the helper counts with the policy's cap.
-        self._send(Soften(held.id, held.entry.uid, held.cap or held.pod.cap, grace_ns))
 
 
 def _longest_ago(brakes: Iterable[PodBrake], before_ns: int) -> PodBrake | None:

@@ -14,8 +14,8 @@ from monitor.actions.ledger import HOT, Ledger, is_noted, this_daemon
 from monitor.actions.undo import undo_left
 from monitor.hold.brakes import ENDED, GONE, KILL, LOST, THAWED_NS, Hold, HoldBrakes
 from monitor.hold.figures import HoldFigures, KubeletAnswers
-from monitor.hold.pod_brake import ROOM, panics_at_cap
-from monitor.link.messages import KubeletEviction, Softened
+from monitor.hold.pod_brake import ROOM
+from monitor.link.messages import KubeletEviction, Soften, Softened
 from monitor.link.outbox import Outbox
 from monitor.policy import hold
 from monitor.policy.eviction_pass import Outcome, is_of_memory, is_urgent
@@ -63,7 +63,7 @@ class HoldControl:
         self._ledger = Ledger(self._state_dir)
         #: When all that earlier processes hold is released, unless their pods are known before.
         self._left_due_ns: int | None = time.monotonic_ns() + config.hold_limit_ns
-        self._brakes = HoldBrakes(gauge.hierarchy, self._ledger, self._send)
+        self._brakes = HoldBrakes(gauge.hierarchy, self._ledger)
         self._figures = HoldFigures(gauge, registry, self.rules, figures, self._brakes, self._log)
         self._holds: dict[str, Hold] = {}
         self._last_id = self._next_ns = self._changed_ns = 0
@@ -122,22 +122,26 @@ class HoldControl:
     # at a crossing, and in the pass after it
 
     def crossed(self, crossed_ns: int, watch: Watch) -> None:
-        figures, is_known = self._figures, watch.hard_line and self._gauge.known(watch)
-        if is_known and self._holds:
-            self.follow(time.monotonic_ns(), crossed_ns)
-        elif is_known and any(map(figures.is_short, (domains := figures.domains()).values())):
-            self._advance(figures.look(domains, self.state, figures.who_grew(watch)), crossed_ns)
+        if watch.hard_line and self._gauge.known(watch):
+            if self._holds:
+                self.follow(time.monotonic_ns(), crossed_ns)
+            else:
+                self._hold_growing(crossed_ns, watch)
 
     def look_uncrossed(self, now_ns: int) -> None:
         """Pods moved while none is held. Where memory was short before, no crossing will start a hold."""
         if self.state != FREE or now_ns < self._next_ns:
             return
         began_ns = time.thread_time_ns()
-        figures, domains = self._figures, self._figures.domains()
-        watch = next((w for w in self._gauge.watches if (d := domains.get(w.signal)) and figures.is_short(d)), None)
-        if watch is not None:
-            self._advance(figures.look(domains, FREE, figures.who_grew(watch)), 0)
+        self._hold_growing()
         self._next_ns = time.monotonic_ns() + max(PACES[0][1], _REST * (time.thread_time_ns() - began_ns))
+
+    def _hold_growing(self, crossed_ns: int = 0, watch: Watch | None = None) -> None:
+        """Where memory is short, hold pods that grow in the domain of ``watch``, else in the first that is short."""
+        figures, domains = self._figures, self._figures.domains()
+        short = [w for w in self._gauge.watches if (d := domains.get(w.signal)) and figures.is_short(d)]
+        if short:
+            self._advance(figures.look(domains, self.state, figures.who_grew(watch or short[0])), crossed_ns)
 
     def keeps(self, entry: PodEntry, outcome: Outcome, crossed_ns: int) -> bool:
         """Whether pods are held instead of evicting the victim of a pass. With a grace it is held and evicted."""
@@ -217,10 +221,8 @@ class HoldControl:
         figures, before, brakes = self._figures, self.state, self._brakes
         if not crossed_ns and (due := brakes.due(self._holds, now_ns)):
             self._look_after(due, now_ns)
-        self._remove_caps()
         caps = {uid: held.cap for uid, held in self._holds.items() if held.cap}
-        bounded = {brake.uid for brake in brakes.running if brake.is_capped}
-        domains = figures.with_rates(figures.domains(), now_ns, caps, before, bounded)
+        domains = figures.with_rates(figures.domains(), now_ns, caps, before)
         look = figures.look(domains, before, figures.who_grows_on(domains, before))
         self._advance(self._with_answers(look), crossed_ns)
         for held in [one for one in self._holds.values() if one.is_unreported]:
@@ -256,24 +258,21 @@ class HoldControl:
         held = self._holds.get(message.pod)
         if held is not None and held.id == message.id and message.high:
             self._run_below(held, "limit+high" if held.cap else "high")
-        elif held is not None and held.id == message.id and held.unslowed:
-            held.soft = held.unslowed = False
-            self._put_in_force(held, held.pod)
-            self._report(held, resent=False)
 
     def report_all(self) -> None:
         for held in self._holds.values():
             self._report(held, resent=True)
             self._brakes.of(held.entry).high_is_left = False  # the new helper has undone what the last one set
-            if held.asked:
-                self._brakes.soften_again(held, self._grace_left_ns(held))
+            if held.asked and self._gauge.hierarchy.version == 2:
+                self._ask(held, self._grace_left_ns(held))
 
     def helper_lost(self) -> None:
-        """The next helper undoes what this one set before it reports: freeze each pod that nothing else bounds."""
+        """The next helper undoes what this one set, before it can slow a pod again: until then it is frozen."""
         for held in self._holds.values():
-            if held.soft and not held.cap:
-                held.unslowed = True
+            if held.soft and self._gauge.hierarchy.version == 2:
+                held.soft = False
                 self._put_in_force(held, held.pod)
+                self._report(held, resent=False)
 
     def release_all(self) -> None:
         """This process ends: release all pods, also those that it has not continued to hold."""
@@ -291,14 +290,8 @@ class HoldControl:
         elif found == KILL and ((is_evicted and held.cap) or self._may_run(held)):
             self._brakes.let_run(uid)
         elif found == ENDED or self._brakes.runs(uid) or (found == LOST and not is_evicted):
-            self._put_in_force(held, held.pod)
-
-    def _remove_caps(self) -> None:
-        """vm.panic_on_oom was set since the caps were written: hold the pods without."""
-        capped = [held for held in self._holds.values() if held.cap]
-        if capped and panics_at_cap(self._gauge.hierarchy.version):
-            for held in capped:
-                self._put_in_force(held, held.pod)
+            cap = held.cap
+            if self._put_in_force(held, held.pod) and held.cap != cap:
                 self._report(held, resent=False)
 
     def _may_run(self, held: Hold) -> bool:
@@ -373,9 +366,23 @@ class HoldControl:
         return is_held
 
     def _soften(self, held: Hold, grace_ns: int) -> None:
-        """The pod gets SIGTERM: let it run below a brake, where that is possible."""
-        if self._brakes.soften(held, grace_ns):
+        """The pod gets SIGTERM, which it cannot handle while frozen. On v2 the helper sets a brake below which it can.
+        v1 has none: the pod runs below its cap, if it has one, where a system call may fail.
+        """
+        if "freeze" not in held.brake:
+            return
+        held.asked = True
+        if self._gauge.hierarchy.version == 2:
+            self._ask(held, grace_ns)
+        elif held.cap:
+            in_force = self._brakes.of(held.entry).loosen(held.cap)
+            held.cap = in_force.cap if in_force is not None else held.cap
             self._run_below(held, "limit")
+
+    def _ask(self, held: Hold, grace_ns: int) -> None:
+        self._brakes.of(held.entry).high_is_left = True
+        # Without a cap in force, the helper counts with the policy's cap.
+        self._send(Soften(held.id, held.entry.uid, held.cap or held.pod.cap, grace_ns))
 
     def _grace_left_ns(self, held: Hold) -> int:
         """For how long it may run: for its whole grace if another program evicts it, because that end is not known."""
@@ -384,7 +391,7 @@ class HoldControl:
 
     def _run_below(self, held: Hold, brake: str) -> None:
         """Thaw it, below the ``brake`` that is left."""
-        held.soft, held.unslowed, held.brake = True, False, brake
+        held.soft, held.brake = True, brake
         self._brakes.of(held.entry).thaw()
         self._report(held, resent=False)
 

@@ -92,20 +92,15 @@ class HoldFigures:
         self._available.clear()
 
     def with_rates(
-        self,
-        domains: Mapping[str, Domain],
-        now_ns: int,
-        caps: Mapping[str, int],
-        state: State,
-        runs: Container[str] = (),
+        self, domains: Mapping[str, Domain], now_ns: int, caps: Mapping[str, int], state: State
     ) -> dict[str, Domain]:
         """The domains with their rates of growth under the brakes in force. ``caps``: uid -> bytes, of pods held with
-        a cap. Their growth ends there; it counts only where all of it would reach the kill threshold. That of ``runs``
-        does not count: these run for a moment below caps that would not reach it.
+        a cap. Their growth ends there; it counts only where all of it would reach the kill threshold. That of pods
+        that run for a moment, below caps that would not reach it, does not count.
         """
         found = {}
         usages = {uid: has for uid in caps if (has := self.usage(uid)) is not None}
-        running = {uid for uid in usages if uid in runs}
+        running = {brake.uid for brake in self.brakes.running if brake.is_capped and brake.uid in usages}
         if self._counted != (set(usages), running):  # else the usage of a pod that cannot be read any more is growth
             self._counted = set(usages), running
             self._available.clear()

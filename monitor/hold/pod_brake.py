@@ -5,7 +5,7 @@
 | v2 | memory.max, memory.oom.group, memory.high, then cgroup.freeze | a system call that allocates much sleeps |
 | v1 | memory.limit_in_bytes with memory.oom_control 1, then freezer.state | the same; the cap kills no process |
 | v1, no freezer | memory.limit_in_bytes with memory.oom_control 1 | page faults wait, system calls fail |
-| v1 | freezer.state | where the limit does not count the cgroups below |
+| v1 | freezer.state | where a container has disabled its OOM killer |
 
 At v1's cap only a page fault of the program itself waits. In a system call the kernel gets no memory: ENOMEM, ENFILE,
 EFAULT, and SIGSEGV after a fork. A frozen process makes no system call.
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from monitor.actions.changes import any_disabled
 from monitor.actions.ledger import LEFT, Ledger
@@ -53,6 +53,8 @@ PANIC_ON_OOM = "/proc/sys/vm/panic_on_oom"
 
 #: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
 _NO_RECLAIM = (6, 16)
+
+T = TypeVar("T")
 
 
 class Braked(NamedTuple):
@@ -80,14 +82,6 @@ def joined(*parts: tuple[str, object]) -> str:
 @cache
 def _linux() -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
-
-
-def counts_below(path: Path) -> bool:
-    """Whether a limit counts the cgroups below: before Linux 5.11 one may account for itself alone. Raises OSError."""
-    try:
-        return (path / "memory.use_hierarchy").read_text().strip() != "0"
-    except FileNotFoundError:
-        return True
 
 
 def panics_at_cap(version: int) -> bool:
@@ -127,20 +121,21 @@ def _in_force(ledger: BrakeLedger, limit: BrakeFile) -> int:
     return int(change.written[-1]) if change is not None and limit.read() == change.written[-1] else 0
 
 
-def write_limit(ledger: BrakeLedger, planned: Planned, cap: int, capped: int, usage: Callable[[], int | None]) -> int:
-    """Write what is planned, and in the ledger, for a cap of ``capped`` bytes; the cap that is in force then: 0 where
-    v1 refuses every one. ``usage``: of the pod now. Raises OSError.
+def put_limit(
+    ledger: BrakeLedger, cap: int, usage: Callable[[], int | None], others: Planned, *, again: bool = False
+) -> int:
+    """Cap the pod; the cap that is in force then (bytes; 0: none, or v1 refuses every one). ``usage``: of the pod now;
+    ``others``: changes that follow, which are noted with it. ``again`` as above. Raises OSError.
     """
-    for attempt in range(1, _TRIES + 1):
+    for attempt in range(_TRIES):
+        wanted, planned = plan_limit(ledger, cap, usage() or 0, attempt, again=again)
+        ledger.expect({**planned, **others})
         try:
             ledger.write(planned)
-            return capped
+            return wanted
         except OSError as error:
             if error.errno != errno.EBUSY:
                 raise
-        if attempt < _TRIES:
-            capped, planned = plan_limit(ledger, cap, usage() or 0, attempt)
-            ledger.expect(planned)
     ledger.put_back(*LIMIT_FILES, *COMPANIONS)
     return 0
 
@@ -250,10 +245,9 @@ class PodBrake:
         self._ledger.since_ns = self.since_ns or time.monotonic_ns()
         capped, slowed, frozen = 0, False, False
         try:
-            high, freezer = (self._plan_high(usage), self._plan_freeze()) if freeze else ({}, {})
-            wanted, limit = plan_limit(self._ledger, cap, usage, again=bool(freezer))
-            self._ledger.expect({**limit, **(high or {}), **freezer})
-            capped = write_limit(self._ledger, limit, cap, wanted, self.usage)
+            high = self._tried(lambda: self._plan_high(usage)) if freeze else {}
+            freezer = (self._tried(self._plan_freeze) if freeze else None) or {}
+            capped = put_limit(self._ledger, cap, self.usage, {**(high or {}), **freezer}, again=bool(freezer))
             if freeze:
                 slowed = high is not None and self._write(high)
                 # The last, because it may wait for the lock of all cgroups.
@@ -262,7 +256,7 @@ class PodBrake:
                 self._ledger.put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
                 slowed = self.high_is_left and not capped
         except OSError as error:
-            self._trouble(error)
+            TROUBLES.note("cgroup", error, self.uid)
         self.is_held, self.is_capped = bool(capped or frozen or (slowed and not freeze)), bool(capped)
         if not self.is_held:
             self.release()
@@ -270,40 +264,39 @@ class PodBrake:
         return Braked(joined((LIMIT, capped), (HIGH, slowed), (FREEZE, frozen)), capped)
 
     def _plan_freeze(self) -> Planned:
-        """Nothing where there is no freezer, or none any more."""
+        """Nothing where there is no freezer. Raises OSError, also where it is gone."""
         file = self._ledger.file(_FREEZE_FILES)
-        try:
-            return {} if file is None else {file: self._ledger.change(file, _FROZEN[file.file])}
-        except OSError as error:
-            self._trouble(error)
-            return {}
+        return {} if file is None else {file: self._ledger.change(file, _FROZEN[file.file])}
 
     def _plan_high(self, usage: int) -> Planned | None:
-        """Throttle allocations in system calls with memory.high; None where that is not possible."""
+        """Throttle allocations in system calls with memory.high; None where that is not possible. Raises OSError."""
         ledger = self._ledger
         file = ledger.files.get(_HIGH_FILE)
         if file is None or self.high_is_left:
             return None
-        try:
-            now, change = file.read(), ledger.changes.get(_HIGH_FILE)
-            if change is not None and now == change.written[-1]:  # a second write might reclaim
-                return {}
-            wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
-            if own is not None and own <= wanted:
-                ledger.put_back(_HIGH_FILE)  # another program's by now, if it was ours
-                return {}
-            return {file: ledger.change(file, str(wanted))}
-        except OSError as error:
-            self._trouble(error)
-            return None
+        now, change = file.read(), ledger.changes.get(_HIGH_FILE)
+        if change is not None and now == change.written[-1]:  # a second write might reclaim
+            return {}
+        wanted, own = slow_at(usage, ROOM), cgroupfs.limit_of(now.encode())
+        if own is not None and own <= wanted:
+            ledger.put_back(_HIGH_FILE)  # another program's by now, if it was ours
+            return {}
+        return {file: ledger.change(file, str(wanted))}
 
     def _write(self, planned: Planned) -> bool:
-        try:
+        def write() -> bool:
             self._ledger.write(planned)
+            return True
+
+        return bool(self._tried(write))
+
+    def _tried(self, step: Callable[[], T]) -> T | None:
+        """What ``step`` gives; None where the kernel refuses something in it."""
+        try:
+            return step()
         except OSError as error:
-            self._trouble(error)
-            return False
-        return True
+            TROUBLES.note("cgroup", error, self.uid)
+            return None
 
     def in_force(self) -> bool:
         """Whether all that was written is there still: a runtime that thaws, or a limit that was changed, ends it."""
@@ -325,13 +318,7 @@ class PodBrake:
 
     def waits_for_thaw(self) -> bool:
         """Whether a SIGKILL waits in v1's freezer. Checks a part of the processes (`PendingKills`)."""
-        if "freezer.state" not in self._ledger.changes:
-            return False
-        try:
-            return self._kills.look()
-        except OSError as error:
-            self._trouble(error)
-            return False
+        return "freezer.state" in self._ledger.changes and bool(self._tried(self._kills.look))
 
     def thaw(self) -> None:
         """Let it run, below its cap if it has one."""
@@ -366,7 +353,7 @@ class PodBrake:
         obstacle = self._journal.obstacle(ledger.directory)
         if obstacle and not adopting:
             return obstacle
-        if v2 or (counts_below(self.cgroup) and not any_disabled(self.cgroup)):
+        if v2 or not any_disabled(self.cgroup):
             at = 0 if v2 else 1
             for name in (LIMIT_FILES[at], COMPANIONS[at], *([_HIGH_FILE] if v2 else [])):
                 ledger.files[name] = BrakeFile(self.cgroup, name)
@@ -383,9 +370,6 @@ class PodBrake:
         if root is not None:
             name = _FREEZE_FILES[0 if v2 else 1]
             self._ledger.files[name] = BrakeFile(root / self.cgroup.relative_to(self._hierarchy.root), name)
-
-    def _trouble(self, error: OSError) -> None:
-        TROUBLES.note("cgroup", error, self.uid)
 
     def _close(self) -> None:
         self._ledger.close()

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
-from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, Braked, plan_limit, write_limit
+from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, Braked, put_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
 
@@ -56,9 +56,7 @@ class LimitedBrake(StandInBrake):
         return super().usage() + self.cache
 
     def _brake(self, how: str, cap: int) -> Braked:
-        wanted, planned = plan_limit(self.ledger, cap, self.usage(), again=how == "apply")
-        self.ledger.expect(planned)
-        capped = write_limit(self.ledger, planned, cap, wanted, self.usage)
+        capped = put_limit(self.ledger, cap, self.usage, {}, again=how == "apply")
         self.is_capped, self.is_running = bool(capped), how == "loosen"
         return super()._brake(how, cap)._replace(cap=capped)
 

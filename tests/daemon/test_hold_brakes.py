@@ -34,7 +34,7 @@ def only_with_v1s_freezer(held: Stand) -> None:
 
 def test_one_brake_is_opened_in_a_call(tmp_path: Path) -> None:
     """A crossing waits meanwhile: with four that were opened at once, the pod that grew was held 1 to 2 ms after it."""
-    brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path), lambda _: True)
+    brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path))
     with ExitStack() as stack:
         entries: list[Any] = [
             SimpleNamespace(uid=name, cgroup=stack.enter_context(live.cgroup(f"brakes-{name}"))) for name in "abc"
@@ -50,7 +50,7 @@ def test_one_brake_is_opened_in_a_call(tmp_path: Path) -> None:
 
 
 def test_one_that_was_opened_long_ago_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path), lambda _: True)
+    brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path))
     with live.cgroup("brakes-again") as path:
         entry: Any = SimpleNamespace(uid="a", cgroup=path)
         assert brakes.prepare([entry]) == []
@@ -69,7 +69,7 @@ def test_a_frozen_pod_runs_only_until_who_was_killed_in_it_has_ended(tmp_path: P
     """v1's freezer keeps SIGKILL from one process of many (a probe whose time was over) as from all."""
     with stand(tmp_path / "state") as held, held.puppet() as probe, held.puppet() as server:
         only_with_v1s_freezer(held)
-        brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path), lambda _: True)
+        brakes = HoldBrakes(cgroupfs.detect(), Ledger(tmp_path))
         entry: Any = SimpleNamespace(uid="a", cgroup=held.pod)
         brake = brakes.of(entry)
         assert brake.apply(0) is not None

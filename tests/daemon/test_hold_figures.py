@@ -17,8 +17,11 @@ ONE_POD = SimpleNamespace(by_uid={"a": SimpleNamespace(index="a")})
 HELD: State = FREE._replace(left={"memory.available": 8 * MIB}, met_ns=1)
 
 
-def figures(usages: dict[str, int], gauge: Any = None, registry: Any = None) -> HoldFigures:
-    brakes: Any = SimpleNamespace(get=lambda uid: SimpleNamespace(usage=lambda: usages[uid]) if uid in usages else None)
+def figures(usages: dict[str, int], gauge: Any = None, registry: Any = None, *, runs: bool = False) -> HoldFigures:
+    brakes: Any = SimpleNamespace(
+        get=lambda uid: SimpleNamespace(usage=lambda: usages[uid]) if uid in usages else None,
+        running=[SimpleNamespace(uid=uid, is_capped=True) for uid in usages] if runs else [],
+    )
     nothing: Any = None
     return HoldFigures(gauge, registry, RULES, nothing, brakes, nothing)
 
@@ -66,11 +69,11 @@ def test_what_a_pod_took_as_the_domains_were_read_is_no_growth() -> None:
     """Its counters are read again after them: else what is available has fallen by 1 MiB that it does not have yet."""
     usages, counted, now = {"a": 100 * MIB}, {"a": 100 * MIB}, {"a": 100 * MIB}
     gauge = SimpleNamespace(reread=lambda: counted.update(now), table=SimpleNamespace(working_set=counted.get))
-    held = figures(usages, gauge, ONE_POD)
+    held = figures(usages, gauge, ONE_POD, runs=True)
     caps = {"a": 107 * MIB}
-    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD, {"a"})
+    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
     counted["a"], now["a"] = 102 * MIB, 103 * MIB
-    seen = held.with_rates({"memory.available": Domain(5 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD, {"a"})
+    seen = held.with_rates({"memory.available": Domain(5 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
     assert seen["memory.available"].rate == 0
 
 
@@ -78,9 +81,9 @@ def test_page_cache_that_becomes_memory_below_a_cap_is_no_growth() -> None:
     """The kernel reclaims the cache of a pod at the cap of its run: its usage stays, and its working set grows."""
     sets = {"a": 50 * MIB}
     gauge = SimpleNamespace(reread=lambda: None, table=SimpleNamespace(working_set=sets.get))
-    held = figures({"a": 100 * MIB}, gauge, ONE_POD)
+    held = figures({"a": 100 * MIB}, gauge, ONE_POD, runs=True)
     caps = {"a": 104 * MIB}
-    held.with_rates({"memory.available": Domain(18 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD, {"a"})
+    held.with_rates({"memory.available": Domain(18 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
     sets["a"] += 3 * MIB
-    seen = held.with_rates({"memory.available": Domain(15 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD, {"a"})
+    seen = held.with_rates({"memory.available": Domain(15 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
     assert seen["memory.available"].rate == 0

@@ -269,6 +269,7 @@ def test_a_refusal_by_another_side_stops_a_pod_that_runs(world: World, other_sid
     world.tell(Softened(1, HOG, 200 * MIB))
     assert world.brakes[HOG].log[-1] == ("thaw", 0)
     if other_side:
+        world.decider.helper_lost()
         world.holds.report_all()
     world.tell(Softened(1, HOG, 0, "its threads would take too much"))
     assert (world.brakes[HOG].log[-1][0], reported(world, PodHeld)[-1].brake) == then

@@ -96,7 +96,7 @@ def test_many_cgroups_made_during_a_hold_have_their_oom_killer_in_the_end(
     held: Stand, reads: list[Path], how: str
 ) -> None:
     """Some of them in each turn of the hot thread: 5,000 took 143 ms. Until it is through, that is written down."""
-    brakes = HoldBrakes(HIERARCHY, held.journal, lambda _: True)
+    brakes = HoldBrakes(HIERARCHY, held.journal)
     entry: Any = SimpleNamespace(uid="uid", cgroup=held.pod)
     assert brakes.of(entry).apply(64 * MIB) is not None
     made = [cgroupfs.make(held.pod / f"c{number}" / "below") for number in range(CGROUPS)]
@@ -263,7 +263,7 @@ def test_what_an_earlier_hot_process_holds_the_next_one_releases(
 
 def test_a_pod_can_be_held_as_soon_as_what_was_left_of_it_is_undone(held: Stand) -> None:
     killed_daemon(held)
-    brakes, entry = HoldBrakes(HIERARCHY, held.journal, lambda _: True), SimpleNamespace(uid="uid", cgroup=held.pod)
+    brakes, entry = HoldBrakes(HIERARCHY, held.journal), SimpleNamespace(uid="uid", cgroup=held.pod)
     assert brakes.of(entry).problem == LEFT
     undo_on(held.state)
     assert brakes.of(entry).problem == ""
