@@ -35,12 +35,6 @@ def murder(n):
 """
 
 
-def unmarked(watch: live.Watching) -> list[live.Event]:
-    """Without victims of the OOM killer, which other tests make meanwhile: theirs have no record of the signal."""
-    marked = {event.victim_pid for event in watch.ooms if event.kind == "mark"}
-    return [event for event in watch.ooms if event.victim_pid not in marked]
-
-
 def murders(puppet: live.Puppet, n: int) -> float:
     """Have a puppet murder ``n`` children; how many seconds that took, at least."""
     puppet.do(f"exec({_MURDERS!r})")
@@ -98,8 +92,9 @@ def test_a_pod_may_have_so_many_kills_reported() -> None:
         assert len(ours) <= KILLS + 2 + KILLS_PER_S * (took + 1)
         assert watch.table.over(ids[storm])["kills"] == 600 + 1 - len(ours)  # the puppet is killed at its end
         # With each record of a kill comes one of the end, and with none none.
-        ends = [event.victim_pid for event in unmarked(watch) if event.kind == "exit"]
-        assert sorted(ends) == sorted(event.victim_pid for event in unmarked(watch) if event.kind == "kill")
+        both = [e for e in watch.ooms if e.victim_cgroup in ids.values()]
+        killed, ended = (sorted(e.victim_pid for e in both if e.kind == kind) for kind in ("kill", "exit"))
+        assert killed == ended
         assert len([event for event in reported if event.victim_cgroup == ids[other]]) == 3 + 1  # and the puppet itself
         assert watch.table.over(ids[other])["kills"] == 0
 
@@ -146,7 +141,7 @@ def test_the_ends_of_pid_namespaces_are_within_a_budget_and_hide_no_oom_kill() -
             assert watch.table.over(number)["kills"] > 400
             assert reported <= KILLS_FROM_OUTSIDE + 2 + KILLS_PER_S * (took + 1)
             # With each record of a kill comes one of the end, and with none none.
-            assert len([e for e in unmarked(watch) if e.kind == "exit" and e.victim_cgroup == ours]) <= reported
+            assert len([e for e in watch.ooms if e.kind == "exit" and e.victim_cgroup == ours]) <= reported
             victim.tell("anon(96)")
             victim.wait()
             watch.oom(lambda e: e.kind == "exit" and e.victim_pid == victim.pid)
