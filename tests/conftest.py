@@ -15,13 +15,13 @@ import tempfile
 import tomllib
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.descriptors import descriptors
 from tests.filesystems import Mounts
 
 # A shared machine is sometimes slow: how long an example takes shows nothing about whether the code is right. Every run
@@ -267,23 +267,14 @@ def _nothing_left_pinned() -> Iterator[None]:
 DESCRIPTORS = 24
 
 
-def _descriptors() -> dict[str, str]:
-    """Number -> what it is of."""
-    found = dict[str, str]()
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the directory itself
-            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
-    return found
-
-
 @pytest.fixture(autouse=True, scope="module")
 def _descriptors_closed() -> Iterator[None]:
     """A module whose tests leave many descriptors open has failed: select(2) takes no number of 1,024 and more."""
-    before = _descriptors()
+    before = descriptors()
     yield
-    if len(_descriptors()) > len(before) + DESCRIPTORS:
+    if len(descriptors()) > len(before) + DESCRIPTORS:
         gc.collect()  # 0.2 s: not for every module
-        left = sorted(kind for fd, kind in _descriptors().items() if fd not in before)
+        left = sorted(kind for fd, kind in descriptors().items() if fd not in before)
         if len(left) > DESCRIPTORS:
             pytest.fail(f"the tests of this module leave {len(left)} descriptors open: {left}", pytrace=False)
 

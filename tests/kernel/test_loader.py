@@ -17,6 +17,7 @@ from monitor.kernel.procfs import readable
 from monitor.kernel.wire import COUNTS
 from tests import live
 from tests.commands import run
+from tests.descriptors import those_of
 
 pytestmark = pytest.mark.kernel
 
@@ -137,13 +138,13 @@ def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -
 
 def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
     pins = Pins(live.pin_dir())
-    before = len(os.listdir("/proc/self/fd"))
+    before = those_of("bpf")
     always = TRACEPOINTS.keys() - HOOKS["memcg-tracepoint"]
     for name in (*(f"map_{name}" for name in MAPS), *(f"prog_{name}" for name in (*always, *pins.pressure))):
         fd = pins.fd(name)
         assert not os.get_inheritable(fd)
         os.close(fd)
-    assert len(os.listdir("/proc/self/fd")) <= before  # threads of earlier tests close theirs
+    assert those_of("bpf") == before
 
 
 def test_a_pin_that_is_not_there_is_named() -> None:
