@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.commands import script
+from tests.waiting import out_of_time
 
 races = script("races")
 
@@ -88,10 +89,10 @@ def test_what_pytest_finds_left_behind_is_broken(tmp_path: Path, monkeypatch: py
 
 
 def test_a_race_that_is_still_run_when_time_is_over_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "def test_late(): assert 0, 'late'\ndef test_endless(): time.sleep(1000)\n"
+    text = "def test_late(): assert 0, 'late'\ndef test_endless(): open('begun', 'w'); time.sleep(1000)\n"
     written(tmp_path, monkeypatch, text)
-    monkeypatch.setattr(races, "MORE_S", 5.0)  # in which pytest starts
-    found = races.tests(["test_it.py"], tmp_path / "junit.xml", within=1)
+    out_of_time(monkeypatch, 1000 + races.MORE_S, (tmp_path / "begun").exists)
+    found = races.tests(["test_it.py"], tmp_path / "junit.xml", within=1000)
     assert [text.partition("\n")[0] for text in found.lost] == ["test_it::test_late: AssertionError: late"]
     assert not found.broken
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from tests.commands import script
-from tests.waiting import ends
+from tests.waiting import ends, out_of_time
 
 JUNIT = '<testsuite><testcase classname="tests.a" name="test_{}" time="{}"/></testsuite>'
 
@@ -57,7 +57,8 @@ def test_one_that_fails_keeps_none_from_running(
 def test_one_that_hangs_is_killed_with_its_children(
     stages: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hung = "trap '' INT; sleep 1000 & echo $! >child; wait"
+    hung, child = "trap '' INT; sleep 1000 & echo $! >child; wait", stages.ROOT / "child"
+    out_of_time(monkeypatch, 3.0, lambda: child.exists() and child.read_text())
     assert run(stages, monkeypatch, test=hung, lint="true") == 1
     assert re.search(r"\ntest +\d+ s  killed after 3 s\nlint +\d+ s  passed\nno test ran\n$", capsys.readouterr().out)
-    ends(int((stages.ROOT / "child").read_text()))
+    ends(int(child.read_text()))

@@ -40,6 +40,19 @@ def until(check: Callable[[], Any], what: str | Callable[[], str], timeout: floa
         time.sleep(0.05 if emulated() else 0.002)
 
 
+def out_of_time(patch: pytest.MonkeyPatch, seconds: float, when: Callable[[], object]) -> None:
+    """What waits so many seconds for a process has waited as soon as ``when`` is true, and not before."""
+    real = subprocess.Popen.wait
+
+    def wait(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout != seconds:
+            return real(process, timeout)
+        until(when, "time to be over")
+        raise subprocess.TimeoutExpired(process.args, seconds)
+
+    patch.setattr(subprocess.Popen, "wait", wait)
+
+
 def ends(pid_or_fd: int, *, fd: bool = False) -> None:
     """Wait for the end of a process, by pidfd."""
     handle = pid_or_fd
