@@ -19,14 +19,15 @@ pytestmark = pytest.mark.kernel
 
 #: On cgroup v2 the limit alone kills at the cap: test_the_cap_of_v2_alone_kills_in_the_pod.
 STOPS = [AUTO, FREEZE] if V2 else [AUTO, LIMIT, FREEZE]
-#: Takes memory in pieces, each page with a pattern of its own, and looks at it again.
+#: Takes memory in pieces, each page with a pattern of its own, and looks at it again. From 16 MiB on it takes 1 MiB a
+#: second while the file is there: a test that has no CPU for a while still stops it half-way.
 GROW = """
-def fill(mib, piece=64 * 1024):
+def fill(mib, slowly, piece=64 * 1024):
     global block
     block = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     block.madvise(mmap.MADV_NOHUGEPAGE)
     for at in range(0, mib * MIB, piece):
-        time.sleep(0.001)  # 64 MiB a second at most: a test that has no CPU for a while still stops it half-way
+        at >= 16 * MIB and os.path.exists(slowly) and time.sleep(0.06)
         block[at:at + piece] = (at // piece).to_bytes(8, 'little') * (piece // 8)
 def whole(piece=64 * 1024):
     starts = range(0, len(block), piece)
@@ -34,11 +35,12 @@ def whole(piece=64 * 1024):
 """
 
 
-def growing(brake: PodBrake, puppet: live.Puppet) -> None:
+def growing(brake: PodBrake, puppet: live.Puppet, slowly: Path) -> None:
     """It takes 100 MiB, and has begun to."""
     before = brake.usage() or 0
+    slowly.touch()
     puppet.do(f"exec({GROW!r})")
-    puppet.tell("fill(100)")
+    puppet.tell(f"fill(100, {str(slowly)!r})")
     live.until(lambda: (brake.usage() or 0) > before + 8 * MIB, "the pod to grow")
 
 
@@ -52,12 +54,13 @@ def stands_still(brake: PodBrake) -> int:
 
 
 @pytest.mark.parametrize("kind", STOPS)
-def test_a_braked_pod_stops_and_goes_on_undamaged(held: Stand, kind: str) -> None:
+def test_a_braked_pod_stops_and_goes_on_undamaged(held: Stand, tmp_path: Path, kind: str) -> None:
     with held.puppet() as puppet:
-        before, brake = held.files(), held.brake(kind)
-        growing(brake, puppet)
+        before, brake, slowly = held.files(), held.brake(kind), tmp_path / "slowly"
+        growing(brake, puppet, slowly)
         braked = brake.apply((brake.usage() or 0) + 8 * MIB)
         assert braked is not None
+        slowly.unlink()
         assert braked.brake == brake.kind == {AUTO: "limit+high+freeze" if V2 else "limit+freeze"}.get(kind, kind)
         assert brake.is_held
         assert brake.in_force()

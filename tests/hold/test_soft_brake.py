@@ -22,18 +22,19 @@ pytestmark = [
     pytest.mark.skipif(not V2, reason="cgroup v1 has no memory.high: the guests of make test-vm have v2"),
 ]
 
-#: Takes memory until it gets SIGTERM, which it answers.
+#: Takes memory until it gets SIGTERM, which it answers: 64 MiB a second, and from 48 MiB on 1 MiB a second while the
+#: file is there; else the node is full before the test has a CPU.
 _ANSWERS = """
 stop = False
 def asked(*_):
     global stop
     stop = True
 signal.signal(signal.SIGTERM, asked)
-def grow():
+def grow(slowly):
     block = mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
     block.madvise(mmap.MADV_NOHUGEPAGE)
     for at in range(0, 400 * MIB, 4096):
-        at % 65536 or time.sleep(0.001)  # 64 MiB a second: else the node is full before the test has a CPU
+        at % 65536 or time.sleep(0.06 if at >= 48 * MIB and os.path.exists(slowly) else 0.001)
         block[at] = 1
         if stop:
             print("answered", flush=True)
@@ -56,18 +57,20 @@ def number(path: Path) -> int:
     return int(path.read_text())
 
 
-def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, soft: SoftBrake) -> None:
+def test_a_held_pod_answers_sigterm_and_hardly_grows(held: Stand, soft: SoftBrake, tmp_path: Path) -> None:
     """As --hard-grace has it: cap and freeze, SIGTERM, the soft brake, thaw."""
     with held.puppet() as puppet:
         puppet.do(f"exec({_ANSWERS!r})")
         brake, before = held.brake(), held.files()
-        puppet.tell("grow()")
+        (slowly := tmp_path / "slowly").touch()
+        puppet.tell(f"grow({str(slowly)!r})")
         live.until(lambda: (brake.usage() or 0) > 48 * MIB, "the pod to grow")
         braked = brake.apply((brake.usage() or 0) + 24 * MIB)
         assert braked is not None
         soft.soften(braked.cap, 5.0)
         assert number(held.pod / HIGH) == soft.high
         assert number(held.pod / TASKS) == 1
+        slowly.unlink()
         brake.thaw()
         grows_from = brake.usage() or 0
         time.sleep(2)
