@@ -97,10 +97,10 @@ def test_a_manifest_that_is_not_a_pod_is_named_and_the_rest_goes_on() -> None:
         (node.manifests / "torn.yaml").write_text("kind: Pod\n  nothing: [")
         with live.daemon(node) as daemon:
             live.message(daemon, "pod found", uid=good.uid)
+            live.ended(daemon)
             warnings = [r for r in daemon.log if r.get("level") == "warning"]
             for name, word in (("service.json", "Service"), ("torn.yaml", "torn.yaml")):
                 lines = [r["msg"] for r in warnings if str(node.manifests / name) in r["msg"]]
                 assert len(lines) == 1, warnings
                 assert word in lines[0]
                 assert "\n" not in lines[0]
-            live.ended(daemon)

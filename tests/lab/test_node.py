@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,6 +121,6 @@ def test_an_owner_that_is_killed_leaves_nothing() -> None:
 def test_the_end_of_a_hog_is_waited_for_without_looking(node: LabNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looked at every 50 ms, as `Popen.wait` does, its status was fetched later than the hot process waits for it."""
     hog = node.start_hog(node.add_pod("hog"), mib=8)
-    monkeypatch.setattr("subprocess.time.sleep", pytest.fail)
+    monkeypatch.setattr("subprocess.time", SimpleNamespace(**vars(time) | {"sleep": pytest.fail}))
     threading.Timer(0.2, hog.process.kill).start()
     assert hog.wait() == -signal.SIGKILL

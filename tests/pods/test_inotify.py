@@ -6,8 +6,6 @@ import select
 import time
 from pathlib import Path
 
-import pytest
-
 from monitor.pods.inotify import FILES, IN_MODIFY, Watcher
 from monitor.pods.model import Change
 from monitor.side.pod_watch import PodWatch
@@ -57,7 +55,6 @@ class Restless:
         return Change()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_looks_take_a_quarter_of_a_cpu_at_most() -> None:
     source, over = Restless(), os.eventfd(0)
     PodWatch(source, lambda: os.eventfd_write(over, 1)).start()
