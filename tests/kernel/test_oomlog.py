@@ -151,6 +151,13 @@ def tree(tmp_path: Path) -> Hierarchy:
     return Hierarchy(1, tmp_path)
 
 
+def fed(tree: Hierarchy, *lines: bytes) -> OomLog:
+    log = OomLog(tree)
+    for line in lines:
+        log.feed(line)
+    return log
+
+
 def test_every_fact_of_a_report(tree: Hierarchy) -> None:
     began = time.monotonic_ns()
     log = OomLog(tree)
@@ -207,9 +214,7 @@ def lacks_report(found: LoggedKill) -> bool:
 
 def test_facts_of_one_kill_are_not_given_to_the_next(tree: Hierarchy) -> None:
     """At most 10 reports in 5 s are written, but every kill; some reports are cut off."""
-    log = OomLog(tree)
-    for line in (*LINES, KILLED):
-        log.feed(line)
+    log = fed(tree, *LINES, KILLED)
     assert lacks_report(log.feed(later(3999998)))
     whole = log.feed(later(3999999).replace(b"Memory cgroup out of memory", b"Out of memory"))
     assert (whole.event.oom_cgroup, whole.event.oom_usage, whole.event.invoker_pid) == (0, 0, 0)
@@ -226,9 +231,7 @@ def later(pid: int, ms: int = 1) -> bytes:
 
 
 def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hierarchy) -> None:
-    log = OomLog(tree)
-    for line in (*LINES, KILLED):
-        log.feed(line)
+    log = fed(tree, *LINES, KILLED)
     group = b"6,421,760410300,-;Tasks in /a are going to be killed due to memory.oom.group set\n"
     assert log.feed(group) is None
     assert log.feed(later(6601)) is None, "it has not gone yet, and is named again with the others"
@@ -251,18 +254,11 @@ def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hier
     ],
 )
 def test_a_report_that_came_to_nothing_is_nobody_elses(tree: Hierarchy, end: bytes) -> None:
-    log = OomLog(tree)
-    for line in (*LINES, end):
-        log.feed(line)
-    assert lacks_report(log.feed(later(3999998, ms=3000)))
+    assert lacks_report(fed(tree, *LINES, end).feed(later(3999998, ms=3000)))
 
 
 def test_a_kill_of_the_whole_machine_is_at_no_limit(tree: Hierarchy) -> None:
-    log = OomLog(tree)
-    log.feed(
-        b"6,1,99,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
-        b"task_memcg=/a/b,task=x,pid=6601,uid=0\n"
-    )
+    log = fed(tree, NONE + b"task_memcg=/a/b,task=x,pid=6601,uid=0\n")
     found = log.feed(KILLED.replace(b"Memory cgroup out of memory", b"Out of memory"))
     assert found.event.oom_cgroup == 0
     assert "oom" not in list(found.event.missing)

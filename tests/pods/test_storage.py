@@ -216,6 +216,13 @@ def test_processes_outside_any_container_have_no_layer(roots: Roots) -> None:
             assert (stats.reported(["rootfs", "logs"], "usedBytes"), files(stats, "rootfs", "usedBytes")) == ([], 0)
 
 
+def mount_table(proc: Path, pid: object, *lines: str) -> None:
+    """What the process has mounted, in the place of /proc."""
+    (proc / str(pid)).mkdir(exist_ok=True)
+    (proc / str(pid) / "mountinfo").write_text("".join(lines))
+
+
+ROOT = "1 0 8:1 / / rw - ext4 /dev/vda rw\n"
 OVERLAY = "30 1 {device} / / rw - overlay overlay rw,lowerdir=/l{rest}\n"
 
 
@@ -233,15 +240,10 @@ def test_which_layers_count(tmp_path: Path, device: str, rest: str, found: bool)
     # This machine cannot have two roots: the mount tables are written out, the processes are real.
     upper = tmp_path / "upper"
     upper.mkdir()
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "mountinfo").write_text(
-        "1 0 8:1 / / rw - ext4 /dev/vda rw\n" + OVERLAY.format(device="0:40", rest=",upperdir=/own")
-    )
+    mount_table(tmp_path, "self", ROOT, OVERLAY.format(device="0:40", rest=",upperdir=/own"))
     with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:
-        (tmp_path / str(puppet.pid)).mkdir()
-        (tmp_path / str(puppet.pid) / "mountinfo").write_text(
-            OVERLAY.format(device=device, rest=rest.format(upper=upper)) + "31 30 0:5 / /proc rw - proc proc rw\n"
-        )
+        row = OVERLAY.format(device=device, rest=rest.format(upper=upper))
+        mount_table(tmp_path, puppet.pid, row, "31 30 0:5 / /proc rw - proc proc rw\n")
         assert upper_directory(parent, tmp_path) == (upper if found else None)
 
 
@@ -249,14 +251,12 @@ def test_a_process_with_endless_mounts_is_passed_over_and_costs_little(tmp_path:
     """Any user makes 100,000 with paths of 4 KiB: as a list they took the memory of the daemon's own cgroup."""
     upper = tmp_path / "upper"
     upper.mkdir()
-    (tmp_path / "self").mkdir()
-    (tmp_path / "self" / "mountinfo").write_text("1 0 8:1 / / rw - ext4 /dev/vda rw\n")
+    mount_table(tmp_path, "self", ROOT)
     row = OVERLAY.format(device="0:41", rest=f",upperdir={upper},workdir=/w")
     many = f"31 30 0:5 / /{'x' * 4000} rw - tmpfs none rw\n" * 10_000
     with live.cgroup("storage") as parent, live.Puppet(parent) as one, live.Puppet(parent) as other:
-        for pid, more in ((one.pid, many), (other.pid, "")):
-            (tmp_path / str(pid)).mkdir()
-            (tmp_path / str(pid) / "mountinfo").write_text(row + more)
+        mount_table(tmp_path, one.pid, row, many)
+        mount_table(tmp_path, other.pid, row)
         tracemalloc.start()
         found = upper_directory(parent, tmp_path)
         _, peak = tracemalloc.get_traced_memory()
@@ -269,18 +269,15 @@ def test_a_layer_of_a_user_namespace_counts_only_if_it_is_mounted_here_too(tmp_p
     """Anybody mounts an overlay in one, and names any directory of the machine as its upper one."""
     upper = tmp_path / "upper"
     upper.mkdir()
-    own = "1 0 8:1 / / rw - ext4 /dev/vda rw\n"
     (tmp_path / "self" / "ns").mkdir(parents=True)
     (tmp_path / "self" / "ns" / "user").symlink_to("user:[1]")
     with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:
         (tmp_path / str(puppet.pid) / "ns").mkdir(parents=True)
-        (tmp_path / str(puppet.pid) / "mountinfo").write_text(
-            OVERLAY.format(device="0:41", rest=f",upperdir={upper},workdir=/w")
-        )
+        mount_table(tmp_path, puppet.pid, OVERLAY.format(device="0:41", rest=f",upperdir={upper},workdir=/w"))
         user = tmp_path / str(puppet.pid) / "ns" / "user"
         for namespace, mounted, found in ((1, False, upper), (2, False, None), (2, True, upper)):
             user.unlink(missing_ok=True)
             user.symlink_to(f"user:[{namespace}]")
             runtimes = "40 1 0:41 / /run/containerd/x/rootfs rw - overlay overlay rw\n" if mounted else ""
-            (tmp_path / "self" / "mountinfo").write_text(own + runtimes)
+            mount_table(tmp_path, "self", ROOT, runtimes)
             assert upper_directory(parent, tmp_path) == found

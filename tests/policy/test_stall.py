@@ -110,13 +110,16 @@ def test_io_counts_as_far_as_refaults_explain_it(
 
 def played(shares: list[float]) -> list[Stall | None]:
     """The stall after each second in which memory was waited for that share of the time."""
-    loads, found, stall = [Load(0, 0, 0)], [], None
-    for each in shares:
-        last = loads[-1]
-        loads.append(Load(last.ts_ns + S, last.memory_us + int(each * 1_000_000), 0))
-        stall = advance(RULE, stall, loads)
-        found.append(stall)
-    return found
+    waited_us = [int(each * 1_000_000) for each in shares]
+    return advanced(RULE, [Load(k * S, sum(waited_us[:k]), 0) for k in range(len(shares) + 1)])
+
+
+def advanced(rule: Rule, loads: list[Load]) -> list[Stall | None]:
+    """The stall after each load but the first."""
+    stalls = list[Stall | None]([None])
+    for end in range(2, len(loads) + 1):
+        stalls.append(advance(rule, stalls[-1], loads[:end]))
+    return stalls[1:]
 
 
 @pytest.mark.parametrize(
@@ -209,12 +212,10 @@ def test_no_pod_is_the_cause_that_did_not_grow_by_a_third(grew: dict[str, int], 
 
 def filled(shares: list[float]) -> list[Stall | None]:
     """The stall after each second in which this share of swap was in use."""
-    loads, found, stall = [in_use(None, 0, 1.0)], [], None
+    loads = [in_use(None, 0, 1.0)]
     for k, each in enumerate(shares, 1):
         loads.append(in_use(loads[-1], k * S, each))
-        stall = advance(Rule(SWAP, 0.9, 10 * S), stall, loads)
-        found.append(stall)
-    return found
+    return advanced(Rule(SWAP, 0.9, 10 * S), loads)
 
 
 def test_swap_is_full_when_it_was_above_the_share_for_the_grace() -> None:
