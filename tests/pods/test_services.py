@@ -205,7 +205,8 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
 @pytest.mark.parametrize(
     "hog",
     [
-        *("kubepods", "kubepods.slice/hog.service", "app.slice/app-kubepods.slice/hog.service", "app.slice/hog.socket"),
+        *("kubepods", "kubepods.slice/hog.service", "_kubepods.slice/hog.service", "a.swap", "x.slice/hog.timer"),
+        *("app.slice/app-kubepods.slice/hog.service", "app.slice/hog.socket"),
         *("hog.mount", "app.slice/init.scope", "_init.scope", "app.slice/hog.slice", 10 * "a.slice/" + "hog.service"),
     ],
 )

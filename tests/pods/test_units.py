@@ -137,19 +137,6 @@ def test_a_user_cannot_be_a_container_or_a_session_of_the_machine() -> None:
         assert (found.kind, found.namespace, found.user, found.ident) == (UNIT, "user-1000", 1000, "")
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("kubepods", PLAIN), ("hog.socket", PLAIN), ("hog.mount", PLAIN), ("a.swap", PLAIN), ("x.slice/hog.timer", PLAIN)]
-    + [(f"{slice_}/hog.service", UNIT) for slice_ in ("kubepods.slice", "app-kubepods.slice", "_kubepods.slice")],
-)
-def test_a_user_hides_nothing_by_its_name(name: str, kind: str) -> None:
-    parts = [*MANAGER.split("/"), *name.split("/")]
-    for end in range(4, len(parts)):
-        assert classify(parts[:end]) == DESCEND
-    found = classify(parts)
-    assert (found.kind, found.name, found.user) == (kind, parts[-1], 1000)
-
-
 _part = st.one_of(
     st.sampled_from(
         ["system.slice", "user.slice", "user-7.slice", "user@7.service", "docker", "libpod_parent", "-.slice", ".slice"]
