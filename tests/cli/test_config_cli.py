@@ -172,14 +172,3 @@ def test_a_configuration_is_checked_where_there_are_no_cgroups(monkeypatch: pyte
     as_services = output_of("check", *given, "--pods", "services")
     monkeypatch.setattr("monitor.kernel.cgroupfs.detect", missing)
     assert output_of("check", *given) == as_services
-
-
-def test_a_full_disk_evicts_no_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `--pods` on a machine without a kubelet; it named a service that would go for the disk."""
-    monkeypatch.setattr("monitor.pods.source.is_services", lambda _: True)
-    full = "memory.available<1Mi,nodefs.available<100%,imagefs.available<100%"
-    done = called("explain", "--no-daemon", "--eviction-hard", full, "-o", "json")
-    found = json.loads(done.stdout)["node"]
-    assert done.returncode == 0
-    assert [row["signal"] for row in found["thresholds"]] == ["memory.available"]
-    assert (found["verdict"], found["conditions"]) == ("nothing is starved: no pod would be evicted now", [])
