@@ -21,24 +21,6 @@ from monitor.policy.thresholds import (
 GI = 2**30
 
 
-@pytest.mark.parametrize(
-    ("hard", "soft", "grace", "reclaim", "message"),
-    [
-        ({"memory": "1"}, {}, {}, {}, "unsupported eviction signal memory"),
-        ({"memory.available": "x%"}, {}, {}, {}, 'strconv.ParseFloat: parsing "x": invalid syntax'),
-        ({}, {}, {"x": "1s"}, {}, "unsupported eviction signal x"),
-        ({}, {}, {}, {"x": "1"}, "unsupported eviction signal x"),
-        ({}, {}, {}, {"pid.available": "-1"}, "negative eviction minimum reclaim specified for pid.available"),
-    ],
-)
-def test_refusals_use_the_kubelets_words(
-    hard: dict[str, str], soft: dict[str, str], grace: dict[str, str], reclaim: dict[str, str], message: str
-) -> None:
-    with pytest.raises(PolicyError) as caught:
-        parse_thresholds(hard, soft, grace, reclaim)
-    assert str(caught.value).startswith(message)
-
-
 @pytest.mark.parametrize("text", [" 10%", "10 %", "0x10%", "1,5%", "\u0661%", "%", "1_%", "1__0%", "1e%", "+nan%"])
 def test_odd_percentages_are_refused(text: str) -> None:
     with pytest.raises(PolicyError, match="invalid syntax"):
