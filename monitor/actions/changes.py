@@ -186,7 +186,7 @@ def _read(directory: int, file: str) -> str:
 
 
 def _write(directory: int, file: str, value: str) -> None:
-    with opened(file, os.O_WRONLY, directory) as fd:
+    with opened(file, os.O_WRONLY | os.O_NONBLOCK, directory) as fd:  # a limit, from Linux 6.16 on: without reclaim
         os.write(fd, value.encode())
 
 

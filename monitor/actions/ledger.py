@@ -34,15 +34,15 @@ OnProblem = Callable[[str], object]
 #: Bytes that are read of one: the most that the kernel takes.
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
-#: What a note is of: holds of the hot process, soft brakes of the helper process; and oom_score_adj that the helper has
-#: given processes: for the OOM killer, by their QoS class (`monitor.actions.oom_values`). The end of the attribute's
-#: name.
-HOT, SIDE, MARKS, SCORES = "", "-side", "-marks", "-scores"
-ROLES = (HOT, SIDE, MARKS, SCORES)
+#: What a note is of: holds of the hot process; soft brakes of the helper process, and memory.high that it raised for a
+#: stall (`monitor.side.relax`); and oom_score_adj that the helper has given processes: for the OOM killer, by their QoS
+#: class (`monitor.actions.oom_values`). The end of the attribute's name.
+HOT, SIDE, RELAX, MARKS, SCORES = "", "-side", "-relax", "-marks", "-scores"
+ROLES = (HOT, SIDE, RELAX, MARKS, SCORES)
 #: Of processes, not of files of the cgroup.
 OF_PROCESSES = (MARKS, SCORES)
 #: Why something is changed: it is in force, or put back and not over (cgroups below have it).
-HELD, OVER, SOFT = "hold", "hold that is over", "soft brake"
+HELD, OVER, SOFT, STALL = "hold", "hold that is over", "soft brake", "stall"
 #: Why nothing can be noted, until it is undone. (No pod writes these attributes.)
 LEFT = "what an earlier daemon changed is not undone"
 #: What a note that says something else raises.
@@ -151,7 +151,7 @@ class Ledger:
         except WRONG as error:
             raise ValueError(str(error)) from error
 
-    def others(self, directory: int) -> list[str]:
+    def others(self, directory: Path | int) -> list[str]:
         """Attributes of other processes that have changed files of this cgroup. Raises OSError."""
         return [name for name in _names(directory) if name != self.attribute and not name.endswith(OF_PROCESSES)]
 

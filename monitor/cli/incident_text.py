@@ -112,6 +112,8 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     "stalled": lambda step: (
         "{share:.0%} of swap is in use ({why}[, {cause}])[: {over}]"
         if step["pod"] == SWAP
+        else "outrace raises memory.high of {pod} from {high_before:bytes} to {high:bytes}"
+        if step.get("high")
         else "{pod} waits for memory, {share:.0%} of the time; it lacks {lacks:bytes} ({why}[, {cause}])[: {over}]"
     ),
     "signalled": "{signal_name} sent to {pod}",

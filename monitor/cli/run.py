@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
+from monitor.actions.ledger import RELAX, ROLES
 from monitor.actions.undo import undo_left
 from monitor.cli.hooks import joined, take
 from monitor.cli.options import configuration_options, resolve, with_default_threshold, with_disks
@@ -136,7 +137,8 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     _announce(config, choice, loaded)
     warn_of_code((sys.executable, __file__), log)
     if not config.holds:  # else the hot process takes them over (`monitor.hold.control`)
-        undo_left([Path(config.state_dir)], log)
+        # The helper puts memory.high back, which may reclaim for seconds.
+        undo_left([Path(config.state_dir)], log, roles=[role for role in ROLES if role != RELAX])
     _become(config)
 
 

@@ -34,7 +34,13 @@ _FEW_REFAULTS = 10
 #: Pods shrink by less all the time: bytes.
 _LEAST_LOST = 1 << 20
 _DEFAULT_GRACE_NS = 10_000_000_000
-_RULE = re.compile(r"(?P<scope>[a-z.]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<evict>,evict)?")
+_RULE = re.compile(r"(?P<scope>[a-z.]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<acts>(,evict|,relax)*)")
+#: A memory.high is raised by this part of it at most, so often at most, and by no less than the smaller part: less
+#: lets nothing go on.
+RELAX_PART, LEAST_PART, RELAX_PACE_NS = 1 / 8, 1 / 64, 5_000_000_000
+#: It is put back when its pod has not stalled for so long. A pod that stalls again then has lost the grace and some
+#: steps, a quarter of that; so each time that it does, the time is twice as long, up to the longest.
+RELAXED_NS, LONGEST_RELAXED_NS = 60_000_000_000, 3_600_000_000_000
 
 
 class Load(NamedTuple):
@@ -52,17 +58,19 @@ class Load(NamedTuple):
 
 class Rule(NamedTuple):
     """``share`` of time, 0 to 1, of `SWAP` of its bytes; a stall counts when the share over the last ``grace_ns`` is
-    above it. ``evict``: then the pod that grew is evicted.
+    above it. ``evict``: then the pod that grew is evicted. ``relax``: then memory.high of a pod that is throttled there
+    is raised.
     """
 
     scope: str
     share: float
     grace_ns: int = _DEFAULT_GRACE_NS
     evict: bool = False
+    relax: bool = False
 
 
 def parse_rule(text: str) -> Rule:
-    """``pod>50%,grace=10s``, perhaps with ``,evict``. Raises PolicyError."""
+    """``pod>50%,grace=10s``, perhaps with ``,evict`` and ``,relax``. Raises PolicyError."""
     found = _RULE.fullmatch(text.replace(" ", ""))
     if found is None or found["scope"] not in SCOPES:
         raise PolicyError(f"{text!r} is not a rule like 'pod>50%,grace=10s' (pod, kubepods, machine or swap.used)")
@@ -72,7 +80,10 @@ def parse_rule(text: str) -> Rule:
     grace_ns = _DEFAULT_GRACE_NS if found["grace"] is None else parse_duration(found["grace"])
     if not WINDOW_NS <= grace_ns <= 3600 * WINDOW_NS:
         raise PolicyError(f"{text!r}: the grace is 1s to 1h")
-    return Rule(found["scope"], share, grace_ns, found["evict"] is not None)
+    acts = found["acts"].split(",")
+    if "relax" in acts and found["scope"] != POD:
+        raise PolicyError(f"{text!r}: relax is for pods: write it in a rule like 'pod>50%,grace=10s,relax'")
+    return Rule(found["scope"], share, grace_ns, "evict" in acts, "relax" in acts)
 
 
 def share(before: Load, now: Load) -> float:
@@ -173,8 +184,9 @@ def advance(rule: Rule, stall: Stall | None, loads: Sequence[Load]) -> Stall | N
     return stall._replace(since_ns=now.ts_ns, waited_ns=0.0)
 
 
-#: Why a stall is over: its cause has freed half of what it took, or was evicted; the stalled pod is gone; or neither.
-FREED, EVICTED, GONE, CALM = "freed", "evicted", "gone", "calm"
+#: Why a stall is over: its cause has freed half of what it took, or was evicted; the pod's memory.high was raised; the
+#: stalled pod is gone; or none of these.
+FREED, EVICTED, RELAXED, GONE, CALM = "freed", "evicted", "relaxed", "gone", "calm"
 #: Why a pod is the cause: it reached its own limit or its memory.high; it grew; what grew is in no pod; no growth
 #: explains a third. Of a full swap: it has most of it.
 OWN_LIMIT, THROTTLED, GREW, OUTSIDE, UNKNOWN = "own_limit", "throttled", "grew", "outside", "unknown"
@@ -255,3 +267,23 @@ def most_swapped(swapped: Mapping[str, int], total: int) -> Cause:
     """Which of these pods has most of a full swap of ``total`` bytes (0: not known)."""
     uid = max(swapped, key=lambda one: swapped[one], default="")
     return Cause(uid, SWAPPED, swapped[uid]) if uid and swapped[uid] >= total * LEAST_SWAP > 0 else Cause("", UNKNOWN)
+
+
+def relaxed(high: int, most: int | None, free: int) -> int:
+    """The memory.high, bytes, with which a throttled pod goes on; ``high`` itself where it is not to be raised.
+    ``most``: the lowest memory.max of the cgroup and those above it. ``free``: what the machine and the cgroups above
+    it have available over their highest lines, of which it gets half at most.
+    """
+    wanted = high + min(int(high * RELAX_PART), free // 2)
+    if most is not None:
+        wanted = min(wanted, most)
+    return wanted if wanted - high >= max(1, int(high * LEAST_PART)) else high
+
+
+def relaxed_for_ns(last_ns: int, since_ns: int) -> int:
+    """How long a memory.high that is raised now stays so after the stall. ``last_ns``: the same of the last time, 0
+    without one; ``since_ns``: how long ago it was put back then.
+    """
+    if not last_ns or since_ns > last_ns:
+        return RELAXED_NS
+    return min(2 * last_ns, LONGEST_RELAXED_NS)

@@ -166,10 +166,11 @@ class KubeletEvicted(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Stalled(Timed):
-    """A pod waits because of memory that was taken from it, since `since_ns`; again when its cause is another one, and
-    at the end. `domain`: its cgroup's path. `share`: the most of a second. `cause`: uid of the pod that caused it, None
-    for none; `why`: of `monitor.policy.stall`. `lacks`: bytes that it had; `grew`: bytes that the cause grew by.
-    `swap`: it reads swap, or swap is full. `over`: why it is over: `freed` (by its cause), `gone` (the pod), or `calm`.
+    """A pod waits because of memory that was taken from it, since `since_ns`; again when its cause is another one, when
+    outrace raises its memory.high from `high_before` to `high` bytes, and at the end. `domain`: its cgroup's path.
+    `share`: the most of a second. `cause`: uid of the pod that caused it, None for none; `why`: of
+    `monitor.policy.stall`. `lacks`: bytes that it had; `grew`: bytes that the cause grew by. `swap`: it reads swap, or
+    swap is full. `over`: why it is over, of `monitor.policy.stall`.
     """
 
     domain: str
@@ -185,6 +186,8 @@ class Stalled(Timed):
     available: int | None = None
     swap: bool = False
     over: str = ""
+    high_before: int | None = None
+    high: int | None = None
 
 
 # ---- SIGKILL, the marks of the OOM killer, and how processes end

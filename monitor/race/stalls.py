@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monitor.policy.stall import EVICTED, FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, SWAP, SWAPPED, THROTTLED
+from monitor.policy.stall import EVICTED, FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, RELAXED, SWAP, SWAPPED, THROTTLED
 from monitor.race.codec import Record
 from monitor.race.facts import Facts
 from monitor.race.units import quantity, size, span
@@ -64,6 +64,8 @@ def _ended_by(found: StalledPod) -> str:
         return f"it ended when {found.cause} had freed memory"
     if found.over == EVICTED:
         return f"it ended when outrace had evicted {found.cause}"
+    if found.over == RELAXED:
+        return "it ended when outrace had raised that"
     return {"": "nothing has ended it yet", GONE: "it ended with the pod"}.get(found.over, "it ended by itself")
 
 

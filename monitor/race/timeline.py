@@ -58,7 +58,7 @@ _STEPS: dict[type[ev.Event], tuple[str, str]] = {
     ev.Refused: ("refused", "signal pods budget problem instead"),
     ev.PodHeld: ("pod_held", "pod=pod_name reason brake cap usage available step second_line signal left_out"),
     ev.PodReleased: ("pod_released", "pod=pod_name why held_ms grew usage available instead left_out"),
-    ev.Stalled: ("stalled", "over pod=pod_name share why cause=cause_name lacks grew available"),
+    ev.Stalled: ("stalled", "over pod=pod_name share why cause=cause_name lacks grew available high_before high"),
     ev.Signalled: ("signalled", "by pod=pod_name signal"),
     ev.Gone: ("gone", "by pod=pod_name freed"),
     ev.KubeletEvicted: ("reported_evicted", "by pod=pod_name message"),

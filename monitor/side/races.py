@@ -158,6 +158,7 @@ class Races:
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""
+        self.stalls.relaxing.close(timeout_s)
         self.event_builder.end()
         if self.recorder is not None:
             self.recorder.close(timeout_s)

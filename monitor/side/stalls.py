@@ -24,6 +24,7 @@ from monitor.race.events import NODE, Stalled
 from monitor.race.units import size
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
+from monitor.side.relax import Relaxing
 from monitor.side.stall_sizes import Sizes
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class _Subject:
     cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
     asked: tuple[str, int] = ("", 0)  # the pod that hot was asked to evict last, and the bytes that were lost then
     look_ns: int = 0  # when to look next whether a pod is to be evicted
+    relaxed: tuple[int, float] = (0, 0.0)  # when memory.high was looked at last, and how much of the stall was waiting
     due_ns: int = 0
     new_until_ns: int = 0
     whole_us: int | None = None  # for which the machine had waited when its files were read last
@@ -119,6 +121,7 @@ class Stalls:
         self._evicted: deque[tuple[int, str]] = deque(maxlen=_EVICTED)  # when, and the uid
         self._problem = ""  # logged last
         self._log_budget = LogBudget(self.log)  # of this thread: a pod can cause any number of lines
+        self.relaxing = Relaxing(self.node, self.figures, self.log, self._log_budget)
         #: When they were read: the sizes of all pods, and the uids that may be evicted, in order.
         self._now: tuple[int, Mapping[str, Size], Sequence[str]] = (-PACE_NS, {}, ())
 
@@ -166,6 +169,7 @@ class Stalls:
         for subject in self._subjects.values():
             if now_ns >= subject.due_ns:
                 self._guarded(self._look, subject, now_ns)
+        self._guarded(self.relaxing.turn, {one.uid for one in self._subjects.values() if one.stall}, now_ns)
         self._log_budget.flush()
         shares = {key: stall.latest(subject.loads) for key, subject in self._subjects.items()}
         self.shares = {key: share for key, share in shares.items() if share is not None}
@@ -214,16 +218,15 @@ class Stalls:
                 one.had = max(sizes, key=sum, default=NOTHING)
             one.stall = goes_on
             self._follow(one, goes_on, now_ns)
+            if one.rule.relax and now_ns - one.relaxed[0] >= stall.RELAX_PACE_NS:
+                self._relax(one, goes_on, now_ns)
         elif one.stall is not None:
             self._over(one, now_ns, self._end_of(one, one.stall))
 
     def _sample(self, one: _Subject, now: Load) -> None:
         """Add a sample, with pages where they matter; the next is due earlier where a stall is near."""
-        if (
-            one.loads
-            and one.name != stall.SWAP
-            and (one.stall or stall.waited(one.loads[-1], now) > one.rule.share / 4)
-        ):
+        is_wait = one.name != stall.SWAP and bool(one.loads)  # swap in use is a level, near its line for hours
+        if is_wait and (one.stall or stall.waited(one.loads[-1], now) > one.rule.share / 4):
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
                 size = self._has.of(one.cgroup) if one.rule.evict else None
@@ -234,9 +237,6 @@ class Stalls:
         one.loads.append(now)
         while len(one.loads) > 2 and one.loads[1].ts_ns <= now.ts_ns - stall.WINDOW_NS:
             one.loads.popleft()
-        is_wait = (
-            one.name != stall.SWAP and len(one.loads) > 1
-        )  # swap in use is a level: it stays near its line for hours
         if is_wait and stall.waited(one.loads[-2], now) > one.rule.share / 2:
             one.due_ns = now.ts_ns + NEAR_NS
         again = one.again
@@ -261,6 +261,8 @@ class Stalls:
     def _end_of(self, one: _Subject, was: Stall) -> str:
         """Why a stall is over."""
         told = one.reported
+        if self.relaxing.helped(one.uid, was.since_ns):
+            return stall.RELAXED
         if told is None or not told.cause or told.why not in (stall.GREW, stall.SWAPPED):
             return stall.CALM
         if told.why == stall.SWAPPED:
@@ -348,6 +350,18 @@ class Stalls:
         if last != uid and lost * 4 > lost_then * 3 and self._was_evicted(last, now_ns - EVICT_FOR_NS):
             return 0
         return grew
+
+    def _relax(self, one: _Subject, now: Stall, now_ns: int) -> None:
+        """Raise its memory.high, if that is why it stalls: now, and for more than its line since the last look."""
+        then_ns, waited_ns = one.relaxed
+        one.relaxed = now_ns, now.waited_ns
+        goes_on = now.above_ns == now_ns and now.waited_ns - waited_ns > one.rule.share * (now_ns - then_ns)
+        lacks, cause = self._find_cause(one, now_ns)
+        if cause.why != stall.THROTTLED:
+            return
+        one.cause, one.lacks = cause, lacks.size
+        for before, high in self.relaxing.step(one.uid, now_ns, may_raise=now.counts and goes_on):
+            self.report(replace(self._event(one, now, cause), high_before=before, high=high))
 
     def _lost_files(self, one: _Subject) -> int:
         """Bytes of page cache that it had before the stall: other memory it may have freed itself."""

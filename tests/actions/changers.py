@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from monitor.actions.ledger import SIDE, SOFT, Ledger, this_daemon
+from monitor.actions.ledger import RELAX, SIDE, SOFT, STALL, Ledger, this_daemon
 from monitor.actions.oom_values import MarkJournal, ScoreNotes, seen_now
 from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
@@ -89,6 +89,18 @@ def soften(state: Path, pod: Path) -> Callable[[], object]:
     return brake.harden
 
 
+def relax(state: Path, pod: Path) -> Callable[[], object]:
+    """For a stall: memory.high is raised from what it is."""
+    changes = BrakeLedger("uid", Ledger(state, RELAX), ("memory.high",), STALL)
+    changes.directory = os.open(pod, os.O_RDONLY)
+    changes.files = {"memory.high": (file := BrakeFile(pod, "memory.high"))}
+    now = file.read()
+    planned = {file: changes.change(file, str((80 if now == "max" else int(now) // MIB + 8) * MIB))}
+    changes.expect(planned)
+    changes.write(planned)
+    return lambda: changes.put_back("memory.high")
+
+
 CHANGES: dict[str, Callable[[Path, Path], Callable[[], object]]] = {
     "hold": lambda state, pod: hold(AUTO, 64, state, pod),
     "cap": lambda state, pod: hold(LIMIT, 56, state, pod),
@@ -100,6 +112,7 @@ CHANGES: dict[str, Callable[[Path, Path], Callable[[], object]]] = {
     "mark": mark,
     "score": score,
     "soften": soften,
+    "relax": relax,
 }
 
 

@@ -25,13 +25,13 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 CHANGES = [
     *(("hot", name) for name in ("hold", "cap", "freeze")),
     ("other", "cap"),
-    *(("side", name) for name in ("limit", "mark", "score", *(["soften"] if V2 else []))),
+    *(("side", name) for name in ("limit", "mark", "score", *(["soften", "relax"] if V2 else []))),
 ]
 PAIRS = [
     (first, second)
     for first, second in permutations(CHANGES, 2)
     # A hot process has one brake of a pod; a helper one note of limits.
-    if first[0] != second[0] or (first[0] == "side" and {"mark", "score"} & {first[1], second[1]})
+    if first[0] != second[0] or (first[0] == "side" and {"mark", "score", "relax"} & {first[1], second[1]})
 ]
 DIES: dict[str, list[str]] = {"nobody": [], "hot": ["hot", "other"], "side": ["side"], "both": ["hot", "other", "side"]}
 WAYS = ("running", "next start", "failing start", "service manager", "unload")
@@ -134,7 +134,7 @@ def undone(pod: Pod) -> list[str]:
     return problems
 
 
-KINDS = ["moved hold", "moved cap", "moved freeze", "limit", "mark", "score", *(["soften"] if V2 else [])]
+KINDS = ["moved hold", "moved cap", "moved freeze", "limit", "mark", "score", *(["soften", "relax"] if V2 else [])]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,9 +8,11 @@ from monitor.policy.errors import PolicyError
 from monitor.policy.stall import (
     CALM_NS,
     GREW,
+    LONGEST_RELAXED_NS,
     OUTSIDE,
     OWN_LIMIT,
     POD,
+    RELAXED_NS,
     SWAP,
     SWAPPED,
     THROTTLED,
@@ -27,6 +29,8 @@ from monitor.policy.stall import (
     latest,
     most_swapped,
     parse_rule,
+    relaxed,
+    relaxed_for_ns,
     share,
     waited,
 )
@@ -46,6 +50,9 @@ pages = st.integers(0, 10**6) | st.none()
         ("kubepods>0.5%,grace=1s", Rule("kubepods", 0.005, S)),
         ("pod>50%,grace=5s,evict", Rule(POD, 0.5, 5 * S, evict=True)),
         ("pod>50%,evict", RULE._replace(evict=True)),
+        ("pod>50%,relax", RULE._replace(relax=True)),
+        ("pod>50%,grace=10s,relax,evict", RULE._replace(evict=True, relax=True)),
+        ("pod>50%,grace=10s,evict,relax", RULE._replace(evict=True, relax=True)),
         ("swap.used>90%,grace=10s", Rule(SWAP, 0.9, 10 * S)),
     ],
 )
@@ -69,6 +76,8 @@ def test_a_rule_is_read_as_it_is_written(text: str, rule: Rule) -> None:
         ("pod>50%,grace=2h", "the grace is 1s to 1h"),
         ("pod>50%,grace=", "is not a rule"),
         ("pod>50%,kill", "is not a rule"),
+        ("machine>50%,relax", "relax is for pods"),
+        ("pod>50%,relaxed", "is not a rule"),
     ],
 )
 def test_what_is_no_rule_is_named(text: str, problem: str) -> None:
@@ -241,3 +250,42 @@ def test_the_cause_of_a_full_swap_has_most_of_it(swapped: dict[str, int], total:
     elif found.uid:
         assert found == Cause(found.uid, SWAPPED, most)
         assert swapped[found.uid] == most
+
+
+limits = st.integers(0, 1 << 45)
+
+
+@given(limits, limits | st.none(), limits)
+def test_memory_high_is_raised_by_an_eighth_at_most_and_not_past_what_there_is(
+    high: int, most: int | None, free: int
+) -> None:
+    found = relaxed(high, most, free)
+    assert found >= high
+    if found > high:
+        assert found - high <= min(high / 8, free / 2)
+        assert most is None or found <= most
+        assert found - high >= high // 64, "less lets nothing go on"
+
+
+@pytest.mark.parametrize(
+    ("high", "most", "free", "expected"),
+    [
+        (64 * MIB, None, 1 << 40, 72 * MIB),
+        (64 * MIB, None, 8 * MIB, 68 * MIB),
+        (64 * MIB, None, 2 * MIB, 65 * MIB),
+        (64 * MIB, None, 2 * MIB - 4096, 64 * MIB),
+        (64 * MIB, 70 * MIB, 1 << 40, 70 * MIB),
+        (64 * MIB, 60 * MIB, 1 << 40, 64 * MIB),
+        (64 * MIB, None, 0, 64 * MIB),
+        (0, None, 1 << 40, 0),  # of a pod that is to get nothing
+    ],
+)
+def test_what_memory_high_is_raised_to(high: int, most: int | None, free: int, expected: int) -> None:
+    assert relaxed(high, most, free) == expected
+
+
+def test_a_pod_that_stalls_again_keeps_its_raised_memory_high_for_twice_as_long() -> None:
+    assert relaxed_for_ns(0, 10**15) == RELAXED_NS == 60 * S
+    assert relaxed_for_ns(RELAXED_NS, 30 * S) == 120 * S
+    assert relaxed_for_ns(120 * S, 121 * S) == RELAXED_NS, "that is another stall"
+    assert relaxed_for_ns(LONGEST_RELAXED_NS, S) == LONGEST_RELAXED_NS

@@ -4,10 +4,23 @@ from typing import Any
 
 import pytest
 
+from monitor.cli.incident_text import describe
 from monitor.race.episode import State, feed, ongoing
 from monitor.race.incident import OWN_LIMIT, STALLED, Incident
 from monitor.race.verdict import verdict
-from tests.race.builders import OWN_POD, T0, clear, crossing, episodes, judged, mark, same_after_json, sample, stalled
+from tests.race.builders import (
+    MI,
+    OWN_POD,
+    T0,
+    clear,
+    crossing,
+    episodes,
+    judged,
+    mark,
+    same_after_json,
+    sample,
+    stalled,
+)
 
 PLACE = "/kubepods/web"
 
@@ -32,6 +45,12 @@ PLACE = "/kubepods/web"
             "gone",
             {"why": "throttled", "cause": "uid-web"},
             "it is at its memory.high; it ended with the pod.",
+            ("throttled",),
+        ),
+        (
+            "relaxed",
+            {"why": "throttled", "cause": "uid-web"},
+            "it is at its memory.high; it ended when outrace had raised that.",
             ("throttled",),
         ),
         (
@@ -64,6 +83,18 @@ def test_the_incident_names_pod_and_cause(over: str, more: Any, sentence: str, f
     assert [(step["what"], step["over"]) for step in found.steps] == [("stalled", None), ("stalled", over)]
     assert (found.margin_bytes, found.margin_ms, found.evicted) == (None, None, ())
     assert same_after_json(found)
+
+
+def test_each_step_of_memory_high_is_a_step_of_the_incident() -> None:
+    about = {"why": "throttled", "cause": "uid-web"}
+    raised = stalled(12_000, high_before=64 * MI, high=72 * MI, **about)
+    found = judged(stalled(0, **about), raised, stalled(30_000, over="relaxed", **about))
+    assert [(step["high_before"], step["high"]) for step in found.steps] == [
+        (None, None),
+        (64 * MI, 72 * MI),
+        (None, None),
+    ]
+    assert describe(dict(found.steps[1])) == "outrace raises memory.high of shop/web from 64.0Mi to 72.0Mi"
 
 
 def test_the_advice_is_about_the_cause_or_the_pods_own_limit() -> None:

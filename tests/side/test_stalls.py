@@ -69,7 +69,6 @@ class Node:
                 f"workingset_refault_anon 0\nworkingset_refault_file {back}\npgsteal {taken}",
                 "memory.current": (kept + cache) * MIB,
                 "memory.max": self.limits.get(name, "max"),
-                "memory.high": "max",
                 "memory.swap.current": self.swapped.get(name, 0) * MIB,
             }
             if files == self._written.get(name):
@@ -78,7 +77,7 @@ class Node:
             for at in (place, *([place / "c"] if name else [])):
                 for file in files:
                     (at / file).unlink(missing_ok=True)  # written anew nothing is flushed: 3 s of tests, not 30
-                write(at, files)
+                write(at, files if (at / "memory.high").exists() else {**files, "memory.high": "max"})
 
     def seconds(self, number: int = 1, **shares: float) -> None:
         """So many seconds in which pods waited for io for that share, and read again what reclaim took."""

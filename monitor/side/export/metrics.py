@@ -406,6 +406,7 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
 def _stalls(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iterator[Metric]:
     stalls = races.stalls
     yield counter("stalls", "Stalls that lasted for their grace.", stalls.counted)
+    yield counter("stalls_relaxed", "Times that memory.high of a stalled pod was raised.", stalls.relaxing.counted)
     shares = stalls.shares
     of_pods = {names: shares[found.pod.uid] for names, found in pods.items() if found.pod.uid in shares}
     text = "Part of the last second in which a pod waited because of memory; absent where the kernel does not say."
