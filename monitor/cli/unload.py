@@ -26,8 +26,8 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
 @click.option(
     "--state-dir",
     type=click.Path(path_type=Path),
-    help="Remove the pins and taints of this state directory only. Default: all pins, with taints of theirs and of "
-    f"{STATE_DIR}. Changes of ended daemons in the kernel are always undone.",
+    help="Remove the pins of this state directory only. Default: all pins. Changes of ended daemons in the kernel are "
+    "always undone.",
 )
 @click.option(
     "--holds", is_flag=True, help="Only undo what a killed daemon changed in the kernel (systemd: ExecStopPost=)."
@@ -38,8 +38,7 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
 def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
     """Remove every BPF program, map and link that outrace pinned, and undo what a killed daemon left behind.
 
-    Without its pin a program is detached. Undone are limits, freezes and oom_score_adj of pods, and, where the API
-    server answers, taints of the node.
+    Without its pin a program is detached. Undone are limits, freezes and oom_score_adj of pods.
     """
     if os.geteuid() != 0:
         raise CannotError("outrace unload must be root", "use sudo")
@@ -50,8 +49,6 @@ def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
     ended = state_dirs if force else stopped(state_dirs)
     left += _undo(ended)
     if not holds:
-        for one in ended:
-            left += _untaint(one) if (one / "taints").is_dir() else []
         _remove_pins(None if state_dir is None else instances.instance_directory(state_dir), force)
     if left:
         raise MonitorError(", ".join(dict.fromkeys(left)), "")
@@ -113,25 +110,6 @@ def _undo(state_dirs: list[Path]) -> list[str]:
         return []  # no pod is to be seen from here
     for one in undo(hierarchy, problems.append, attributes_of(state_dirs)):
         click.echo(f"{one.path}/{one.file} ({one.why}): {one.outcome}", err=True)
-    return problems
-
-
-def _untaint(state_dir: Path) -> list[str]:
-    """Have the taints removed that a daemon left on its node; what is left."""
-    from monitor.side.cluster.node import remove_left
-    from monitor.side.cluster.record import taint_records
-    from monitor.side.export.log import Log
-
-    problems: list[str] = []
-    records = taint_records(state_dir)
-    for record in records.load(problems.append):
-        keys = ", ".join(record.keys)
-        try:
-            remove_left(record, records, Log())
-        except (MonitorError, OSError) as error:
-            problems.append(f"taints are left on node {record.node} ({error}): {record.by_hand}")
-        else:
-            click.echo(f"node {record.node} has no taint {keys} any more", err=True)
     return problems
 
 

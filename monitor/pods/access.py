@@ -63,13 +63,6 @@ class Access:
         return {"node_name": self.node, "kubelet_flags": flags}
 
     @property
-    def kubeconfig_in_use(self) -> str:
-        """The file by which the API server is reached; "" is the service account of this pod."""
-        if self.kubeconfig or self._in_pod:
-            return self.kubeconfig
-        return str(self.kubelet.kubeconfig or "")
-
-    @property
     def node(self) -> str:
         """Raises ConfigError where it cannot be known: another name has no pods, and nothing would be reported."""
         if self.node_name or self.kubelet.flags.get("hostname-override"):

@@ -291,10 +291,7 @@ class Side:
         self.races.stalls.start()
 
     def _open_cluster(self) -> None:
-        """Report to the cluster that the pods come from, if any; its client, some MB, is imported only then. Taints
-        that an instance before left are removed without one too.
-        """
-        state_dir = Path(self.config.state_dir)
+        """Report to the cluster that the pods come from, if any; its client, some MB, is imported only then."""
         if check_spec(self.config.pods)[0] in CLUSTER:
             from monitor.side.cluster.cluster import Cluster, find_place
 
@@ -302,12 +299,6 @@ class Side:
                 parts = place, self.node, self.disks, self.inbox.report, self.log, self.files
                 self.cluster = Cluster(*parts, self.races.status_not_taken)
                 self.cluster.start()
-        if (state_dir / "taints").is_dir():
-            from monitor.side.cluster.node import start_removal
-
-            # A daemon that sets taints reads those of its node itself. Another may lack the right they were set with.
-            own = self.cluster.name if self.cluster is not None and self.config.taints_node else ""
-            start_removal(state_dir, self.log, own)
 
     def _failed(self, error: Exception) -> None:
         self._failure = error

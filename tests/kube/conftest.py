@@ -10,7 +10,6 @@ import pytest
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, Pem, TlsSettings, fixed, parse_server
 from monitor.side.worker import Worker
-from tests.daemon import config_files
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_tls import Authority, Pair
 
@@ -86,13 +85,6 @@ def secrets(tmp_path: Path, authority: Authority) -> Path:
     (tmp_path / "token").write_text("good\n")
     (tmp_path / "ca.crt").write_bytes(authority.certificate.read_bytes())
     return tmp_path
-
-
-@pytest.fixture
-def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path:
-    """A file, with the token "good"."""
-    api.tokens = {"good"}
-    return config_files.kubeconfig(tmp_path / "kubeconfig", api.url, authority.certificate, token="good")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -13,7 +13,7 @@ from monitor.kube.cluster import ClusterConfig
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster, Place
-from monitor.side.cluster.record import Record, pending_records, record_of
+from monitor.side.cluster.record import Record, Records, record_of
 from monitor.side.cluster.reports import AWAY, TAKEN
 from monitor.side.worker import Worker
 from tests.kube import faults
@@ -115,18 +115,18 @@ def test_any_name_of_a_pod_makes_a_name_of_an_event(api: FakeApiServer) -> None:
 
 def test_records_outlive_the_daemon(tmp_path: Path, api: FakeApiServer) -> None:
     api.store.create("pods", pod("web"))
-    pending, made, problems = pending_records(tmp_path), record(api), list[str]()
+    pending, made, problems = Records(tmp_path), record(api), list[str]()
     pending.write(made)
     (tmp_path / "cluster" / "broken.json").write_text('{"id": ')
-    assert pending_records(tmp_path).load(problems.append) == [made]
+    assert Records(tmp_path).load(problems.append) == [made]
     assert len(problems) == 1
     pending.remove(made.id)
-    assert pending_records(tmp_path).load(problems.append) == []
+    assert Records(tmp_path).load(problems.append) == []
 
 
 def test_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.side.cluster.record.KEEP", 2)
-    pending = pending_records(tmp_path)
+    pending = Records(tmp_path)
     for number in range(6):
         pending.write(Record(str(number), "default", "web", "u", 0.0, {}, ()))
         if number == 4:

@@ -1,4 +1,4 @@
-"""Taints of the node: ours alone are touched, whatever else writes it; a daemon that is killed leaves a record."""
+"""Taints of the node: ours alone are touched, whatever else writes it; what a killed daemon left is removed."""
 
 import json
 from collections.abc import Callable
@@ -161,16 +161,20 @@ def test_a_missing_right_is_named(node: Node, api: FakeApiServer) -> None:
     assert node.holds("MemoryPressure", after_s=2.0) == [*FOREIGN, MEMORY]
 
 
-def test_what_a_killed_daemon_left_is_removed(client: ApiClient, api: FakeApiServer) -> None:
+@pytest.mark.parametrize(("own", "kept"), [(True, [DISK]), (False, [])])
+def test_what_a_killed_daemon_left_is_removed(
+    own: bool, kept: list[dict[str, Any]], client: ApiClient, api: FakeApiServer
+) -> None:
     taint(api, MEMORY, *FOREIGN, DISK)
-    assert Node(client, api).holds("DiskPressure") == [*FOREIGN, DISK]
+    assert Node(client, api, own).holds("DiskPressure") == [*FOREIGN, *kept]
 
 
-def test_without_the_option_nothing_is_asked(client: ApiClient, api: FakeApiServer) -> None:
-    """What a daemon with it left is removed by its record."""
+def test_without_the_option_the_node_is_read_once(client: ApiClient, api: FakeApiServer) -> None:
     node = Node(client, api, own=False)
     node.holds("MemoryPressure")
-    assert (api.seen(), node.log.lines) == ([], [])
+    node.holds(after_s=LOOK_S)
+    node.holds("MemoryPressure", after_s=LOOK_S)
+    assert ([one.method for one in api.seen()], node.log.lines) == (["GET"], [])
 
 
 @pytest.mark.parametrize("bad", [{"spec": {"taints": "x"}}, {"spec": []}, {"metadata": None}])

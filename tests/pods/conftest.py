@@ -19,7 +19,6 @@ def _not_in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr(runtimes, "TIMEOUT_S", 60.0)
     monkeypatch.setattr("monitor.pods.access._TIMEOUT_S", 60.0)  # (what is away refuses at once)
-    monkeypatch.setattr("monitor.side.cluster.node._REQUEST_S", 60.0)
 
 
 @pytest.fixture

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import ConfigError
 from monitor.owner import search_path
 from monitor.pods.access import Access
 from monitor.pods.installations import NodeKubelet
 from monitor.settings.config import RunConfig
 from monitor.settings.read import read
-from monitor.side.cluster.node import remove_left
-from monitor.side.cluster.record import TaintRecord, taint_records
-from monitor.side.export.log import Log
 from tests import others
 from tests.daemon.config_files import KUBELET, kubeconfig, write
 from tests.kube.fake_apiserver import FakeApiServer
@@ -64,21 +61,6 @@ def test_a_plugin_runs_once_for_the_release(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setattr("monitor.pods.installations.find_kubelet", lambda: NodeKubelet("kubeadm"))
         read({"kubeconfig": str(made), "node-name": "n"}, None, file, ask_kubelet=True)
     assert marker.read_text().count("\n") == 1
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_taints_are_removed_with_a_plugin_only_if_it_was_given(given: bool, tmp_path: Path) -> None:
-    api = FakeApiServer()
-    marker = tmp_path / "ran"
-    made = with_plugin(tmp_path, str(plugin(tmp_path / "plugin", marker)), api.url)
-    records = taint_records(tmp_path / "state")
-    (tmp_path / "state").mkdir(0o700)
-    records.write(TaintRecord("node-1", ("outrace.io/memory-pressure",), str(made), given))
-    [record] = records.load(pytest.fail)
-    with pytest.raises(MonitorError, match="not found" if given else "runs only from a kubeconfig that is given"):
-        remove_left(record, records, Log())
-    assert marker.exists() == given
-    api.close()
 
 
 @pytest.mark.parametrize("what", ["kubeconfig", "directory", "program", "token", "certificate", "key", "ca"])

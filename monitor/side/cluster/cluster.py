@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import PREFIX, NodeReport, reason
-from monitor.side.cluster.record import Record, TaintRecord, event_record, record_of, taint_records
+from monitor.side.cluster.record import Record, event_record, record_of
 from monitor.side.cluster.reports import TIMEOUT_S, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
@@ -41,12 +41,10 @@ _END_REQUEST_S = 1.0
 
 
 class Place(NamedTuple):
-    """The node in its cluster. ``kubeconfig``: the path of it; ``given``: by the option."""
+    """The node in its cluster."""
 
     config: ClusterConfig
     node: str
-    kubeconfig: str = ""
-    given: bool = False
 
 
 def find_place(config: RunConfig, log: Log) -> Place | None:
@@ -58,7 +56,7 @@ def find_place(config: RunConfig, log: Log) -> Place | None:
         log.warning(text, problem=str(error))
         return None
     log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=node)
-    return Place(server, node, access.kubeconfig_in_use, bool(access.kubeconfig))
+    return Place(server, node)
 
 
 class Cluster:
@@ -84,8 +82,7 @@ class Cluster:
         self._events_client = ApiClient(place.config, self._stop)
         clients = self._client, self._events_client
         self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
-        self._tainted = taint_records(state_dir)
-        more = self._condition_changed, node.held_names, node.config.taints_node, self._note_taints
+        more = self._condition_changed, node.held_names, node.config.taints_node
         self._node_report = NodeReport(
             self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more
         )
@@ -171,12 +168,6 @@ class Cluster:
             self._warm_due = self._warmth.due
         else:
             self._warmth.works("the API server answers again", server=self._client.address)
-
-    def _note_taints(self, keys: Collection[str]) -> None:
-        if keys:
-            self._tainted.write(TaintRecord(self.name, tuple(sorted(keys)), self._place.kubeconfig, self._place.given))
-        else:
-            self._tainted.remove(self.name)
 
     def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
         """An event on the node, as the kubelet sends for its own conditions."""

@@ -4,19 +4,17 @@
 Conditions have types of their own: the three without a prefix are the kubelet's, which writes them over every 10 s,
 also where it has no thresholds (then always False: the setters in pkg/kubelet/nodestatus).
 A patch of a node replaces the list of its taints. So it names the resourceVersion of the read: after another write the
-API server answers Conflict, and the helper reads them again. The taints of others stay as they were.
+API server answers Conflict, and the helper reads them again. The taints of others stay as they were. The node is the
+only record of ours: a start without the option reads it once, and removes what a killed daemon left.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from monitor.actions.status import timestamp
@@ -24,10 +22,7 @@ from monitor.errors import MonitorError
 from monitor.kube.client import NODES, ApiClient
 from monitor.kube.errors import Cancelled, Conflict, InvalidResponse
 from monitor.kube.retry import BackOff, Retry
-from monitor.pods.access import Access
-from monitor.pods.installations import NodeKubelet
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
-from monitor.side.cluster.record import JsonFiles, TaintRecord, taint_records
 from monitor.side.export.log import Log
 
 PREFIX = "outrace.io/"
@@ -74,8 +69,7 @@ class NodeReport:
     """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none.
     `write_conditions` and `write_taints` write what is due, `end` removes our taints.
 
-    Only ``own_taints`` writes taints. ``note(keys)`` records which of ours the node has, before they are set, and none
-    when they are removed; raises OSError.
+    Only ``own_taints`` sets taints.
     ``on_change(condition, holds, when)`` is called at each change.
     """
 
@@ -86,7 +80,6 @@ class NodeReport:
     on_change: Callable[[str, bool, float], object] = lambda *_: None
     held: Callable[[], str] = lambda: ""
     own_taints: bool = False
-    note: Callable[[Collection[str]], object] = lambda _: None
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
 
@@ -95,7 +88,6 @@ class NodeReport:
         self._held_due = 0.0
         #: Condition -> whether it holds, and since when (Unix seconds; None: as the node has it)
         self._since: dict[str, tuple[bool, float | None]] = {}
-        self._noted: set[str] | None = None  # our taints in the record; None: not known
         self._written: dict[str, object] = {}  # what -> as the node has it; nothing while that is not known
         self._due = {_CONDITIONS: 0.0, _TAINTS: 0.0}
         self._retries = {what: Retry(self.log, BackOff(cap_s=60.0, clock=self.clock)) for what in self._due}
@@ -158,9 +150,9 @@ class NodeReport:
 
     def write_taints(self) -> None:
         holding = self.holding()
-        if holding is None or not self.own_taints:
+        if holding is None:
             return
-        wanted = {key for condition, key in KEYS.items() if condition in holding}
+        wanted = {key for condition, key in KEYS.items() if self.own_taints and condition in holding}
         self._write_due(_TAINTS, wanted, partial(self.make_taints, self.client, wanted), LOOK_S if wanted else inf)
 
     def end(self, client: ApiClient) -> None:
@@ -175,25 +167,6 @@ class NodeReport:
 
     def make_taints(self, client: ApiClient, wanted: set[str]) -> None:
         """Make these our taints of the node; others stay. Raises Conflict after `TRIES`, and every KubeError."""
-        if wanted:
-            self._write_down(wanted | (self._noted or set()))
-        self._write_node(client, wanted)
-        self._write_down(wanted)
-
-    def _write_down(self, keys: set[str]) -> None:
-        """Record the taints. A taint is set without a record too, because it may be about a full disk: the next start
-        with ``own_taints`` reads the node anyway.
-        """
-        if keys == self._noted:
-            return
-        try:
-            self.note(keys)
-        except OSError as error:
-            self.log.warning("taints of the node are not recorded", node=self.node, problem=str(error))
-        else:
-            self._noted = keys
-
-    def _write_node(self, client: ApiClient, wanted: set[str]) -> None:
         for tries_left in reversed(range(TRIES)):
             version, taints = _read(client.get(NODES, self.node), self.node)
             ours = {one["key"] for one in taints if _is_ours(one)}
@@ -230,47 +203,3 @@ def _read(node: dict[str, Any], name: str) -> tuple[str, list[dict[str, Any]]]:
 
 def _is_ours(taint: object) -> bool:
     return isinstance(taint, dict) and taint.get("key") in KEYS.values() and taint.get("effect") == EFFECT
-
-
-# ---- what a killed daemon left
-
-#: One request of a removal, and the connection for it: an operator waits for `outrace unload`.
-_REQUEST_S = 3.0
-
-
-def remove_left(record: TaintRecord, records: JsonFiles[TaintRecord], log: Log) -> None:
-    """Remove the taints from the node, then the record. Raises MonitorError, and OSError of the file."""
-    path = Path(record.kubeconfig) if record.kubeconfig and not record.given else None
-    access = Access(kubeconfig=record.kubeconfig if record.given else "", kubelet=NodeKubelet(kubeconfig=path))
-    server, _ = access.api_server()
-    with closing(ApiClient(server, timeout_s=_REQUEST_S, connect_s=_REQUEST_S)) as client:
-        NodeReport(client, record.node, tuple, log).make_taints(client, set())
-    records.remove(record.node)
-
-
-def start_removal(state_dir: Path, log: Log, but: str = "") -> threading.Thread | None:
-    """Remove what an instance before left on nodes other than ``but``, in a thread, until the API server answers. None
-    where nothing is left.
-    """
-    records = taint_records(state_dir)
-    found = records.load(lambda problem: log.error("taints of an earlier daemon may be left", problem=problem))
-    left = [one for one in found if one.node != but]
-    if not left:
-        return None
-    thread = threading.Thread(target=_remove_all, args=(left, records, log), name="taints", daemon=True)
-    thread.start()
-    return thread
-
-
-def _remove_all(left: list[TaintRecord], records: JsonFiles[TaintRecord], log: Log) -> None:
-    text = "an earlier daemon left taints on its node; trying to remove them"
-    retries = {record.node: Retry(log, BackOff(cap_s=60.0)) for record in left}  # the first failure of each is logged
-    while left:
-        record = left.pop(0)
-        retry = retries[record.node]
-        time.sleep(max(0.0, retry.due - time.monotonic()))
-        try:
-            remove_left(record, records, log)
-        except (MonitorError, OSError) as error:
-            left.append(record)
-            retry.failed(error, text, node=record.node, keys=record.keys, remedy=record.by_hand)

@@ -1,6 +1,4 @@
-"""What the state directory keeps for the API server: each eviction that it does not know yet, and the taints that this
-instance set.
-"""
+"""What the state directory keeps for the API server: each eviction that it does not know yet."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from monitor import documents
 from monitor.actions.status import EvictedPod, event, events_of, status_patch
@@ -60,49 +58,24 @@ def event_record(about: Mapping[str, str], reason: str, text: str, node: str, wh
     return Record(name, about.get("namespace", ""), about["name"], about["uid"], when, {}, (made,))
 
 
-@dataclass(frozen=True, slots=True)
-class TaintRecord:
-    """``kubeconfig``: of the API server that has the node; "" is the service account of the pod. ``given``: by
-    ``--kubeconfig``, so its exec plugin may run.
+class Records:
+    """A file for each record, ``STATE_DIR/cluster/ID.json``, of which the newest `KEEP` stay. Its methods may block,
+    and all but `load` raise OSError.
     """
 
-    node: str
-    keys: tuple[str, ...]
-    kubeconfig: str
-    given: bool = False
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / "cluster"
+        self._folder = JsonFolder(self.path, 0o600, KEEP)
 
-    @property
-    def id(self) -> str:
-        return self.node
-
-    @property
-    def by_hand(self) -> str:
-        return f"kubectl taint node {self.node} {' '.join(f'{key}-' for key in self.keys)}"
-
-
-R = TypeVar("R", Record, TaintRecord)
-
-
-class JsonFiles(Generic[R]):
-    """A file for each record, ``ID.json``, of which the newest `KEEP` stay. Its methods may block, and all but `load`
-    raise OSError.
-    """
-
-    def __init__(self, kind: type[R], path: Path, remedy: str) -> None:
-        self.path, self._folder = path, JsonFolder(path, 0o600, KEEP)
-        self._kind: type[R] = kind
-        self._remedy = remedy
-
-    def write(self, record: R) -> None:
-        """Durable: a taint outlives a crash of the machine."""
+    def write(self, record: Record) -> None:
         self._folder.replace(f"{record.id}.json", json.dumps(asdict(record)).encode())
 
     def remove(self, record_id: str) -> None:
         self._folder.remove(f"{record_id}.json")
 
-    def load(self, on_problem: Callable[[str], object]) -> list[R]:
-        """Records of the earlier daemon, oldest first. A file that cannot be read stays where it is."""
-        names, found = dict[str, int](), list[R]()
+    def load(self, on_problem: Callable[[str], object]) -> list[Record]:
+        """Those of the earlier daemon, oldest first. A file that cannot be read stays where it is."""
+        names, found = dict[str, int](), list[Record]()
         try:
             names = self._folder.listed()
         except (FileNotFoundError, PermissionError):
@@ -113,16 +86,7 @@ class JsonFiles(Generic[R]):
             try:
                 made = documents.from_json(documents.decoded(documents.read_bytes(path)))
                 fields: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in made.items()}
-                found.append(self._kind(**fields))
+                found.append(Record(**fields))
             except (OSError, UnreadableError, TypeError, AttributeError) as error:
-                on_problem(f"{path}: {type(error).__name__}: {error}; {self._remedy}")
+                on_problem(f"{path}: {type(error).__name__}: {error}; remove it")
         return found
-
-
-def taint_records(state_dir: Path) -> JsonFiles[TaintRecord]:
-    """By node."""
-    return JsonFiles(TaintRecord, state_dir / "taints", "look at the node's taints, and remove it")
-
-
-def pending_records(state_dir: Path) -> JsonFiles[Record]:
-    return JsonFiles(Record, state_dir / "cluster", "remove it")

@@ -20,7 +20,7 @@ from monitor.errors import MonitorError
 from monitor.kube.client import EVENTS, PODS, ApiClient
 from monitor.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, KubeError, NotFound, Unauthorized
 from monitor.kube.retry import BackOff, Retry, passes
-from monitor.side.cluster.record import KEEP, Record, pending_records
+from monitor.side.cluster.record import KEEP, Record, Records
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
 from monitor.side.worker import Worker
@@ -98,7 +98,7 @@ class Reports:
         self.erased = 0  # times a kubelet had written another phase over a status
         self.events_sent = self.events_dropped = 0
         self.status_due, self.event_due = threading.Event(), threading.Event()
-        self._pending = pending_records(self.state_dir)
+        self._pending = Records(self.state_dir)
         self._lock = threading.RLock()
         self._reports: dict[str, Report] = {}  # by the id of the record, oldest first; `KEEP` at most
         self._retry = Retry(self.log, BackOff(first_s=0.5, clock=self.clock))
