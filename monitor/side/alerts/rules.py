@@ -10,8 +10,6 @@ Severities: ``critical`` is worth waking an operator, ``warning`` is for today, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -67,10 +65,8 @@ class Alert:
             raise ValueError(f"alert {self.name}: {self.starts_at!r} is not a Unix time")
 
     @property
-    def fingerprint(self) -> str:
-        """16 hex digits that depend on the name and the labels only, in any order."""
-        text = json.dumps([self.name, sorted(self.labels.items())], separators=(",", ":"))  # ASCII: it has an encoding
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def identity(self) -> tuple[str, frozenset[tuple[str, str]]]:
+        return self.name, frozenset(self.labels.items())
 
 
 def rfc3339(seconds: float) -> str:

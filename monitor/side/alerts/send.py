@@ -121,7 +121,7 @@ class Receiver(threading.Thread):
         self._counters: Counter[str] = Counter(sent=0, failed=0, dropped=0)
         self._url = url + ALERTMANAGER_PATH
         self._log = log
-        self._waiting: dict[str, Alert] = {}  # by fingerprint: the last of each
+        self._waiting: dict[object, Alert] = {}  # by identity: the last of each
         self._changed = threading.Condition()
         self._closing = False
         self._backoff = BackOff(_FIRST_PAUSE_S)
@@ -132,7 +132,7 @@ class Receiver(threading.Thread):
 
     def fire(self, alert: Alert) -> None:
         with self._changed:
-            self._waiting[alert.fingerprint] = alert
+            self._waiting[alert.identity] = alert
             if len(self._waiting) > MAX_WAITING:
                 # Alerts of pods before those of the node: a user makes any number of units.
                 del self._waiting[min(self._waiting, key=lambda one: not self._waiting[one].labels.get("pod"))]
@@ -195,8 +195,8 @@ class Receiver(threading.Thread):
         with self._changed:
             self._counters[what] += len(alerts)
             for alert in alerts:
-                if self._waiting.get(alert.fingerprint) is alert:
-                    del self._waiting[alert.fingerprint]
+                if self._waiting.get(alert.identity) is alert:
+                    del self._waiting[alert.identity]
             self._next_at = time.monotonic() + _PACE_S if len(self._waiting) < _BATCH else 0.0
 
     def _failed(self, problem: str) -> bool:
