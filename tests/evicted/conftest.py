@@ -7,11 +7,21 @@ from subprocess import CompletedProcess
 import pytest
 
 from tests.commands import called
+from tests.daemon import config_files
 from tests.kube import conftest as kube
+from tests.kube.fake_apiserver import FakeApiServer
+from tests.kube.fake_tls import Authority
 
 authority, serving, api, stop, config = kube.authority, kube.serving, kube.api, kube.stop, kube.config
-connect, client, kubeconfig = kube.connect, kube.client, kube.kubeconfig
+connect, client = kube.connect, kube.client
 pytest_runtest_setup = kube.pytest_runtest_setup
+
+
+@pytest.fixture
+def kubeconfig(api: FakeApiServer, authority: Authority, tmp_path: Path) -> Path:
+    """A file, with the token "good"."""
+    api.tokens = {"good"}
+    return config_files.kubeconfig(tmp_path / "kubeconfig", api.url, authority.certificate, token="good")
 
 
 @pytest.fixture
