@@ -124,13 +124,9 @@ class PendingRelease:
         all memory of the pod counts as pending; if that is not freed, the helper reports whether processes live on. A
         pod that kills its own children all the time does not delay its eviction (`DOUBT_NS`).
         """
-        known = self._known(entry.uid)
-        if size and known is not None and known.unsure:
-            known.unsure = False
-            known.keep(max(0, known.held - size))
-            return False
         if size:
             return self.exited(entry, size, now_ns)
+        known = self._known(entry.uid)
         if known is not None:
             if known.evicted is None and not known.unsure:  # it was killed before, and is gone only now
                 known.until_ns = min(now_ns + BOUND_NS, known.gone_ns + MOST_NS)
@@ -153,7 +149,11 @@ class PendingRelease:
             has = self._working_set(entry)
             size = min(size, has)
             return self._begin(entry.uid, size, size, now_ns, kept=has - size)
-        known.keep(-min(size, known.kept))
+        if known.unsure:
+            known.unsure = False
+            known.keep(max(0, known.held - size))
+        else:
+            known.keep(-min(size, known.kept))
         return False
 
     def dropped(self, entry: PodEntry, now_ns: int) -> bool:

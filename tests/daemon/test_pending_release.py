@@ -169,15 +169,6 @@ def test_all_of_a_killed_pod_comes_back_where_the_helper_finds_nobody_in_it() ->
     assert world.look() is None
 
 
-def test_the_end_of_another_process_makes_no_less_pending() -> None:
-    """One was killed, all of the pod counts; another one exits with 2 MiB of page tables."""
-    world = World()
-    entry = world.pod("pod", 100)
-    assert world.pending.killed(entry, 0, world.now)
-    assert not world.pending.exited(entry, 2 * MIB, world.now)
-    assert getattr(world.look(), "coming", 0) == 100 * MIB
-
-
 def test_memory_of_a_pod_that_lives_is_waited_for_no_longer() -> None:
     world = World()
     assert world.pending.killed(world.pod("pod", 100), 0, world.now)
