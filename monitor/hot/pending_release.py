@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import GiveBack, Gone
+from monitor.link.messages import AskLives, GiveBack, Gone
 from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import JUMP_NS, Coming
 from monitor.sources.gauge import Gauge
@@ -27,17 +27,21 @@ from monitor.sources.watch import Watch
 RELEASED_BELOW = (1 << 20) + 64 * PAGE * (os.cpu_count() or 1)
 #: A pace of growth is measured over this.
 WINDOW_NS = 10_000_000
-#: How long a release may be pending: eight times what page tables take on Linux 6.18 with 2 CPUs, quiet and beside 4
-#: busy processes (19 to 25 ms). With progress, from each progress on, and `MOST_NS` in all.
-BOUND_NS, MOST_NS = 200_000_000, 2_000_000_000
+#: How long a release may be pending, as long as none was slower here: eight times what page tables take on Linux 6.18
+#: with 2 CPUs, quiet and beside 4 busy processes (19 to 25 ms).
+FIRST_BOUND_NS = 200_000_000
+#: From then on twice the slowest of the last so many, in these bounds.
+REMEMBERED = 32
+LEAST_BOUND_NS, MOST_BOUND_NS = 100_000_000, 2_000_000_000
 #: After this long without progress the kernel frees no more by itself (page cache, dentries, tmpfs): the helper
 #: requests reclaim.
 STAYS_NS = 50_000_000
 #: The daemon waits this long for the helper's reclaim.
 RECLAIM_NS = 500_000_000
-#: When another program kills a process, others of its pod may live on: for the memory of one pod in which they did the
-#: daemon waits no longer than this, together, in a second.
-DOUBT_NS, DOUBTS_NS = 50_000_000, 1_000_000_000
+#: When another program kills a process, others of its pod may live on; the helper reports it within milliseconds.
+CONFIRM_NS = 50_000_000
+#: For the reports of one pod the daemon waits no longer than that, together, in this time.
+DOUBTS_NS = 1_000_000_000
 #: (Until so long after the last progress, time between samples.) A sample costs 30 us, a pass as much.
 PACES = ((5_000_000, 250_000), (50_000_000, 1_000_000), (1 << 62, 2_000_000))
 _REST = 4  # the pause after a sample is at least so many times its cost
@@ -57,17 +61,15 @@ class Leaving:
     moved_ns: int  # when the kernel last freed some of it
     until_ns: int  # until then its release is expected
     evicted: Gone | None  # the message that waits for the final figure; None: another program killed it
-    unsure: bool = False  # whether a process of it lives on is not known
+    unsure: bool  # whether a process of it lives on is not known yet
     asked: bool = False  # the helper has the request to reclaim it
+    size: int = 0  # of processes that the OOM killer killed
     kept: int = 0  # by the processes that live on
+    killed_again: bool = False  # another process of it was killed since the helper began to check
 
     @property
     def is_back(self) -> bool:
         return self.left < RELEASED_BELOW
-
-    def keep(self, more: int) -> None:
-        """So many of its bytes more belong to processes that live on."""
-        self.kept, self.left, self.held = self.kept + more, max(0, self.left - more), self.held - more
 
 
 #: (ns, bytes) of all but the dead in one domain, over the last `WINDOW_NS`.
@@ -90,11 +92,14 @@ class PendingRelease:
         self._stats, self._send = outbox.stats, outbox.send
         self._leaving: list[Leaving] = []
         self._samples: dict[str, _Samples] = {}
+        self._returns: deque[int] = deque(maxlen=REMEMBERED)
         self._doubted_ns: dict[str, int] = {}  # pods in which a process lived on -> how long they were waited for
         self._doubts_ns = 0  # since when that is counted
         self._number = 0
         self._noise = 64 * PAGE * (os.cpu_count() or 1)
         self.next_look_ns = self._rested_ns = 0
+        self.bound_ns = FIRST_BOUND_NS
+        self._stats.set("return_bound_ns", self.bound_ns)
 
     @property
     def active(self) -> bool:
@@ -120,58 +125,53 @@ class PendingRelease:
     def killed(self, entry: PodEntry, size: int, now_ns: int) -> bool:
         """Another program killed a process of a pod, or that process is gone; whether a release may be pending.
 
-        ``size``: what the process had, where the kernel reports it (of a victim of its OOM killer); 0: not known. Then
-        all memory of the pod counts as pending; if that is not freed, the helper reports whether processes live on. A
-        pod that kills its own children all the time does not delay its eviction (`DOUBT_NS`).
+        ``size``: what the process had, where the kernel reports it (of a victim of its OOM killer); 0: not known.
+
+        The helper checks whether a process of the pod lives on. Until it answers the pod's memory counts as pending; if
+        processes live on, for no more than `CONFIRM_NS` in a second: a pod that kills its own children all the time
+        does not delay its eviction.
         """
-        if size:
-            return self.exited(entry, size, now_ns)
-        known = self._known(entry.uid)
-        if known is not None:
-            if known.evicted is None and not known.unsure:  # it was killed before, and is gone only now
-                known.until_ns = min(now_ns + BOUND_NS, known.gone_ns + MOST_NS)
-            return False
+        for one in self._leaving:
+            if one.uid == entry.uid:
+                one.killed_again = True
+                one.size += size
+                if one.evicted is None and not one.unsure:  # it was killed before, and is gone only now
+                    one.until_ns = min(now_ns + self.bound_ns, one.gone_ns + MOST_BOUND_NS)
+                return False
         if now_ns - self._doubts_ns >= DOUBTS_NS:
             self._doubted_ns.clear()
             self._doubts_ns = now_ns
-        if self._doubted_ns.get(entry.uid, 0) >= DOUBT_NS:
+        if self._doubted_ns.get(entry.uid, 0) >= CONFIRM_NS:
             return False
-        held = self._working_set(entry)
-        return self._begin(entry.uid, held, held, now_ns, unsure=True)
+        self._gauge.reread()
+        held = self._gauge.table.working_set(entry.index)
+        return self._begin(entry.uid, held, held, now_ns, unsure=True, size=size)
 
     def exited(self, entry: PodEntry, size: int, now_ns: int) -> bool:
-        """A process of a pod ended, and ``size`` bytes of it are freed late; whether a release is pending.
+        """A process of a pod exited by itself, and ``size`` bytes of it are freed late; whether a release is pending.
 
         Whether others of the pod live on makes no difference: it is known what was its own.
         """
-        known = self._known(entry.uid)
-        if known is None:
-            has = self._working_set(entry)
-            size = min(size, has)
-            return self._begin(entry.uid, size, size, now_ns, kept=has - size)
-        if known.unsure:
-            known.unsure = False
-            known.keep(max(0, known.held - size))
-        else:
-            known.keep(-min(size, known.kept))
-        return False
+        for one in self._leaving:
+            if one.uid == entry.uid:
+                more = min(size, one.kept)
+                one.kept, one.left, one.held = one.kept - more, one.left + more, one.held + more
+                return False
+        self._gauge.reread()
+        has = self._gauge.table.working_set(entry.index)
+        size = min(size, has)
+        return self._begin(entry.uid, size, size, now_ns, kept=has - size)
 
     def dropped(self, entry: PodEntry, now_ns: int) -> bool:
         """A pod is about to be forgotten, and its counters with it; whether a release of it is pending."""
-        if entry.evicted or self._known(entry.uid) is not None:
+        if entry.evicted or any(one.uid == entry.uid for one in self._leaving):
             return False
-        held = self._working_set(entry)
+        self._gauge.reread()
+        held = self._gauge.table.working_set(entry.index)
         with suppress(OSError):
             if held >= RELEASED_BELOW and cgroup_procs.empty(entry.cgroup, CGROUPS):
                 return self._begin(entry.uid, held, held, now_ns)
         return False
-
-    def _known(self, uid: str) -> Leaving | None:
-        return next((one for one in self._leaving if one.uid == uid), None)
-
-    def _working_set(self, entry: PodEntry) -> int:
-        self._gauge.reread()
-        return self._gauge.table.working_set(entry.index)
 
     def _begin(
         self,
@@ -182,6 +182,7 @@ class PendingRelease:
         evicted: Gone | None = None,
         *,
         unsure: bool = False,
+        size: int = 0,
         kept: int = 0,
     ) -> bool:
         entry = self._registry.by_uid.get(uid)
@@ -195,9 +196,10 @@ class PendingRelease:
             left=left,
             gone_ns=gone_ns,
             moved_ns=gone_ns,
-            until_ns=gone_ns + BOUND_NS,
+            until_ns=gone_ns + (CONFIRM_NS if unsure else self.bound_ns),
             evicted=evicted,
             unsure=unsure,
+            size=size,
             kept=kept,
         )
         if leaving.is_back:
@@ -208,18 +210,35 @@ class PendingRelease:
             self._samples.clear()
         self.next_look_ns = 0
         self._leaving.append(leaving)
+        if leaving.unsure:
+            self._send(AskLives(leaving.number, uid))
         return True
 
-    def reclaimed(self, number: int, lives: bool) -> None:
-        """The helper's reclaim is over, or it was none because a process of the pod ``lives`` on. What the kernel frees
-        by itself has its time still.
-        """
+    def answered(self, number: int, lives: bool) -> None:
+        """The helper has checked whether a process lives on in a pod that another program killed."""
+        for leaving in self._leaving:
+            if leaving.number == number and leaving.unsure:
+                if lives and leaving.size:  # the kernel frees the victim's part, not the others'
+                    leaving.kept = max(0, leaving.held - leaving.size)
+                    leaving.left = max(0, leaving.left - leaving.kept)
+                    leaving.held -= leaving.kept
+                elif lives:
+                    if leaving.killed_again:
+                        leaving.killed_again = False
+                        self._send(AskLives(number, leaving.uid))
+                    else:
+                        leaving.until_ns = 0
+                    self.next_look_ns = 0
+                    continue
+                leaving.unsure = False
+                leaving.until_ns = max(leaving.until_ns, leaving.gone_ns + self.bound_ns)
+                self.next_look_ns = 0
+
+    def reclaimed(self, number: int) -> None:
+        """The helper's reclaim is over. What the kernel frees by itself has its time still."""
         for leaving in self._leaving:
             if leaving.number == number:
-                leaving.until_ns = 0 if lives and leaving.unsure else leaving.gone_ns + BOUND_NS
-                leaving.unsure = leaving.unsure and lives
-                if not lives:
-                    leaving.keep(-leaving.kept)
+                leaving.until_ns = leaving.gone_ns + self.bound_ns
                 self.next_look_ns = 0
 
     def flush(self) -> None:
@@ -240,10 +259,10 @@ class PendingRelease:
         for watch in watches:
             self._grow(watch, now_ns)
         for leaving in list(self._leaving):
-            if leaving.is_back or now_ns >= leaving.until_ns:
+            if leaving.is_back or now_ns >= self._end(leaving):
                 self._leaving.remove(leaving)
                 self._settle(leaving, now_ns)
-            elif not leaving.asked and now_ns - leaving.moved_ns >= STAYS_NS:
+            elif not leaving.asked and not leaving.unsure and now_ns - leaving.moved_ns >= STAYS_NS:
                 self._ask(leaving, now_ns)
         return {watch.signal: self._coming(watch, now_ns) for watch in watches} if self._leaving else {}
 
@@ -262,12 +281,19 @@ class PendingRelease:
         """A pod moved: sample as soon as the pause after the last sample is over."""
         self.next_look_ns = min(self.next_look_ns, self._rested_ns)
 
+    def _end(self, leaving: Leaving) -> int:
+        """When it is not followed any more. That is some time after the daemon stops waiting for it: the bound follows
+        from how slow it was.
+        """
+        if leaving.asked or leaving.unsure or not leaving.until_ns:
+            return leaving.until_ns
+        return max(leaving.until_ns, leaving.gone_ns + 2 * self.bound_ns)
+
     def _ask(self, leaving: Leaving, now_ns: int) -> None:
         """The kernel frees no more of it: have the helper request reclaim. (Not where the cgroup is gone.)"""
         leaving.asked = True
         if leaving.cgroup_id:
-            if not leaving.unsure:
-                leaving.until_ns = max(leaving.until_ns, now_ns + RECLAIM_NS)
+            leaving.until_ns = max(leaving.until_ns, now_ns + RECLAIM_NS)
             self._send(GiveBack(leaving.number, leaving.uid))
 
     def _count(self, leaving: Leaving, now_ns: int) -> None:
@@ -278,8 +304,9 @@ class PendingRelease:
         left = max(0, self._gauge.table.working_set(entry.index) - leaving.kept)
         if left < leaving.left:
             leaving.left, leaving.moved_ns = left, now_ns
-            if leaving.until_ns:  # a release with progress is expected, on a slow machine too
-                leaving.until_ns = max(leaving.until_ns, min(now_ns + BOUND_NS, leaving.gone_ns + MOST_NS))
+            if not leaving.unsure and leaving.until_ns:  # a release with progress is expected, on a slow machine too
+                last_ns = min(now_ns + self.bound_ns, leaving.gone_ns + MOST_BOUND_NS)
+                leaving.until_ns = max(leaving.until_ns, last_ns)
 
     def _grow(self, watch: Watch, now_ns: int) -> None:
         """How the rest of a domain grew. A fall counts as the release of pods without counters of their own."""
@@ -320,9 +347,21 @@ class PendingRelease:
         if leaving.unsure:
             self._doubted_ns[leaving.uid] = self._doubted_ns.get(leaving.uid, 0) + now_ns - leaving.gone_ns
         elif leaving.is_back:
-            self._stats.observe_us("memory_return_us", max(0, now_ns - leaving.gone_ns) // 1000)
+            took = max(0, now_ns - leaving.gone_ns)
+            self._stats.observe_us("memory_return_us", took // 1000)
+            if leaving.evicted is not None and not leaving.asked:
+                self._learn(took)
         else:
             self._stats.add("memory_kept")
         if leaving.evicted is not None:
             freed = max(0, leaving.held - leaving.left)
             self._send(leaving.evicted._replace(freed=freed, settled_ns=now_ns))
+
+    def _learn(self, took_ns: int) -> None:
+        """The bound is twice the slowest release of late."""
+        self._returns.append(took_ns)
+        known = max(self._returns)
+        if len(self._returns) < REMEMBERED:
+            known = max(known, FIRST_BOUND_NS // 2)
+        self.bound_ns = min(MOST_BOUND_NS, max(LEAST_BOUND_NS, 2 * known))
+        self._stats.set("return_bound_ns", self.bound_ns)

@@ -12,7 +12,7 @@ from itertools import islice
 
 from monitor.actions.evict import Eviction
 from monitor.hot.evictor import ASKED, EVICTION_TIMEOUT_NS, GONE, Evictor, Noted
-from monitor.hot.pending_release import MOST_NS
+from monitor.hot.pending_release import MOST_BOUND_NS
 from monitor.kernel import cgroup_procs
 from monitor.kernel.procfs import born_ns, lives
 from monitor.sources.registry import PodEntry
@@ -44,7 +44,7 @@ def succeed(evictor: Evictor, pulled_ns: int, *, pressed: bool) -> None:
         evictor.note.reported()
     if noted.state == GONE or _is_over(entry, noted):
         if cgroup_procs.empty(entry.cgroup, _MOST):
-            if now < noted.killed_ns + MOST_NS:
+            if now < noted.killed_ns + MOST_BOUND_NS:
                 evictor.pending.dropped(entry, now)  # its memory may be a pending release
             evictor.registry.set_evicted(entry, True)  # and what stays is no reason to evict it again
         evictor.note.mark(GONE)

@@ -69,6 +69,7 @@ COUNTERS = (
     "sweep_ns",  # time of the last complete sweep (CLOCK_MONOTONIC)
     "bound_bytes",  # bytes that can move unseen right now
     "bound_ns",  # for how long, where they are looked at now and then
+    "return_bound_ns",  # so long memory of the dead is waited for
     "memory_kept",  # pods that went and kept something, which was asked for in vain or not at all
     "eviction_waits",  # times the next victim waited for a pending release
     "pods",

@@ -86,6 +86,13 @@ class GiveBack(NamedTuple):
     pod: str  # uid
 
 
+class AskLives(NamedTuple):
+    """Others killed a process of a pod: does anybody live on in it?"""
+
+    id: int  # for the answer
+    pod: str  # uid
+
+
 class Suspended(NamedTuple):
     """Evictions for memory are suspended: they would not help; or are resumed."""
 
@@ -157,7 +164,13 @@ class Reclaimed(NamedTuple):
     """What `giveback` asked for has been done, or could not be."""
 
     id: int  # of the `giveback`
-    lives: bool  # a process of the pod lives on: nothing was asked for
+
+
+class Lives(NamedTuple):
+    """The answer to `left`."""
+
+    id: int  # of the `left`
+    lives: bool
 
 
 class DiskFigures(NamedTuple):
@@ -312,11 +325,11 @@ class Bad(NamedTuple):
 
 
 HotMessage = (
-    LogLine | State | Decision | Reclaim | Gone | GiveBack | Suspended | Reap | Crossing | Clear
+    LogLine | State | Decision | Reclaim | Gone | GiveBack | AskLives | Suspended | Reap | Crossing | Clear
     | Signalled | Flight | OomEvent | OfPasses | FromHolds
 )  # fmt: skip
 SideMessage = (
-    PodSeen | PodGone | Reaped | Reclaimed | DiskFigures | Synced | Stored | Record | Refresh
+    PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
     | ToHolds | StallCause
 )  # fmt: skip
 Message = HotMessage | SideMessage
@@ -327,7 +340,7 @@ Send = Callable[[HotMessage], None]
 
 #: Types in packets that are not their class's name in small letters. (Recordings and counters have them.)
 _NAMED: dict[type, str] = {
-    LogLine: "log", GiveBack: "giveback", Suspended: "braked",
+    LogLine: "log", GiveBack: "giveback", AskLives: "left", Suspended: "braked",
     Crossing: "cross", Signalled: "killed", PodHeld: "held", PodReleased: "hold_ended", PodSeen: "pod+",
     PodGone: "pod-", DiskFigures: "disks", OomEvent: "oom", Gone: "evicted",
 }  # fmt: skip

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -207,6 +206,10 @@ class MessageHandler:
         fields = {key: value for key, value in _present(message).items() if key not in ("ts_ns", "pod_name")}
         self.log.info("evicted", **fields | {"gone_ns": message.ts_ns, "uid": message.pod, "pod": message.pod_name})
 
+    def _on_asklives(self, message: messages.AskLives) -> None:
+        found = self.node.pods.get(message.pod)
+        self.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
+
     def _on_giveback(self, message: messages.GiveBack) -> None:
         """An evicted pod keeps some of its memory: without a reclaim the next pod may be evicted for it."""
         found = self.node.pods.get(message.pod)
@@ -215,14 +218,11 @@ class MessageHandler:
     def _give_back(self, found: FoundPod | None, number: int) -> None:
         from monitor.actions.reap import give_back
 
-        runs = False
-        with suppress(OSError):  # the cgroup is gone
-            runs = found is not None and lives_on(found.cgroup)
-        given = 0 if found is None or runs else give_back(found.cgroup)
+        given = 0 if found is None else give_back(found.cgroup)
         if found is not None and given:
             self.counts.given_back_bytes += given
             self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
-        self.send(messages.Reclaimed(number, runs))
+        self.send(messages.Reclaimed(number))
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)

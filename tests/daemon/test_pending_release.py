@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from monitor.hot.pending_release import (
-    BOUND_NS,
-    DOUBT_NS,
+    CONFIRM_NS,
     DOUBTS_NS,
+    FIRST_BOUND_NS,
+    LEAST_BOUND_NS,
     RECLAIM_NS,
+    REMEMBERED,
     STAYS_NS,
     PendingRelease,
 )
@@ -76,7 +78,7 @@ def test_what_is_coming_and_who_grows_are_kept_apart() -> None:
     world.pod("dead", 100)
     world.pod("other", 20)
     world.evicted("dead")
-    assert world.look() == (100 * MIB, BOUND_NS - MS, 0, 0, 0, 0, world.pending._noise)
+    assert world.look() == (100 * MIB, FIRST_BOUND_NS - MS, 0, 0, 0, 0, world.pending._noise)
     world.held["dead"] -= 60 * MIB
     world.held["other"] += 3 * MIB
     seen = world.look()
@@ -94,7 +96,7 @@ def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain() -> None
     world.look()
     world.rest = world.held.pop("dead")
     del world.by_uid["dead"]
-    assert world.look() == (100 * MIB, BOUND_NS - 2 * MS, 0, MS, 0, MS, world.pending._noise)
+    assert world.look() == (100 * MIB, FIRST_BOUND_NS - 2 * MS, 0, MS, 0, MS, world.pending._noise)
     world.rest -= 70 * MIB
     seen = world.look()
     assert (seen.coming, seen.grown) == (30 * MIB, 0)
@@ -112,11 +114,11 @@ def test_what_stays_is_asked_for_and_given_up() -> None:
     world.look(2)
     (asked,) = world.messages("giveback")
     seen = world.look()
-    assert seen.back_ns > BOUND_NS
-    world.pending.reclaimed(asked.id, lives=False)
+    assert seen.back_ns > FIRST_BOUND_NS
+    world.pending.reclaimed(asked.id)
     seen = world.look()
-    assert seen.back_ns < BOUND_NS, "what the kernel frees by itself has its time still"
-    assert world.look(BOUND_NS / MS) is None
+    assert seen.back_ns < FIRST_BOUND_NS, "what the kernel frees by itself has its time still"
+    assert world.look(FIRST_BOUND_NS / MS) is None
     assert world.messages("evicted")[0].freed == 0
     assert world.stats["memory_kept"] == 1
 
@@ -137,13 +139,13 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
         while world.now < begun + DOUBTS_NS:
             if world.pending.killed(entry, 0, world.now):
                 before = world.now
-                assert world.look(STAYS_NS / MS) is not None
-                world.pending.reclaimed(world.messages("giveback")[-1].id, lives=True)
+                assert world.look(10) is not None
+                world.pending.answered(world.messages("left")[-1].id, lives=True)
                 assert world.look(0) is None
                 waited += world.now - before
             else:
                 world.look(10)
-        assert 0 < waited <= DOUBT_NS, second
+        assert 0 < waited <= CONFIRM_NS + 10 * MS, second
 
 
 def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
@@ -151,31 +153,11 @@ def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
     entry = world.pod("pod", 100)
     assert world.pending.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
     assert not world.pending.killed(entry, 70 * MIB, world.now)
-    assert world.look().coming == 70 * MIB
+    world.pending.answered(world.messages("left")[0].id, lives=True)
+    seen = world.look()
+    assert seen.coming == 70 * MIB
     world.held["pod"] = 30 * MIB
     assert world.look() is None
-
-
-def test_all_of_a_killed_pod_comes_back_where_the_helper_finds_nobody_in_it() -> None:
-    """The OOM killer had one of its processes, and others were killed before."""
-    world = World()
-    entry = world.pod("pod", 100)
-    assert world.pending.killed(entry, 70 * MIB, world.now)
-    assert world.look(STAYS_NS / MS + 1).coming == 70 * MIB
-    [asked] = world.messages("giveback")
-    world.pending.reclaimed(asked.id, lives=False)
-    assert world.look().coming == 100 * MIB
-    world.held["pod"] = 0
-    assert world.look() is None
-
-
-def test_memory_of_a_pod_that_lives_is_waited_for_no_longer() -> None:
-    world = World()
-    assert world.pending.killed(world.pod("pod", 100), 0, world.now)
-    assert world.look(STAYS_NS / MS + 1).coming == 100 * MIB
-    [asked] = world.messages("giveback")
-    world.pending.reclaimed(asked.id, lives=True)
-    assert world.look(0) is None
 
 
 def test_memory_counts_once() -> None:
@@ -188,6 +170,27 @@ def test_memory_counts_once() -> None:
         seen = world.look()
         assert seen.coming == 100 * MIB
     assert len(world.messages("evicted")) == 1
+
+
+def test_the_bound_is_twice_the_slowest_of_late() -> None:
+    world = World()
+    assert world.stats["return_bound_ns"] == FIRST_BOUND_NS
+
+    def eviction(ms: int) -> int:
+        world.pod("pod", 100)
+        world.evicted("pod")
+        for _ in range(10):
+            world.look(ms / 10)
+            world.held["pod"] -= 9 * MIB
+        world.held["pod"] = 0
+        assert world.look(0) is None
+        return world.stats["return_bound_ns"]
+
+    assert eviction(20) == FIRST_BOUND_NS
+    assert eviction(300) == 600 * MS, "also of a pod that was slower than the bound"
+    for _ in range(REMEMBERED):
+        bound = eviction(20)
+    assert bound == LEAST_BOUND_NS
 
 
 def test_a_look_right_after_another_takes_no_batch_for_a_jump() -> None:
@@ -207,7 +210,7 @@ def test_what_keeps_coming_is_counted_on_and_reported_in_the_end() -> None:
     world.pod("dead", 100)
     world.evicted("dead")
     for _ in range(30):
-        seen = world.look(3 * BOUND_NS / MS / 30)
+        seen = world.look(3 * FIRST_BOUND_NS / MS / 30)
         assert seen.coming == world.held["dead"]
         world.held["dead"] -= 3 * MIB
     world.held["dead"] = 0

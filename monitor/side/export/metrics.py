@@ -88,6 +88,7 @@ _GAUGES = {
     "sweep_turn_max_seconds": ("sweep_turn_max_ns", "Longest part of a sweep in one turn of the hot event loop."),
     "pods_uncounted": ("pods_uncounted", "Pods not watched: their cgroup is too deep for the programs in the kernel."),
     "armed": ("armed", "1 while the fine-grained program is attached."),
+    "memory_return_bound_seconds": ("return_bound_ns", "Longest wait for an ended pod's memory before an eviction."),
     "unseen_bytes_bound": ("bound_bytes", "Bytes that can change now before outrace knows."),
     "unseen_seconds_bound": ("bound_ns", "Time until memory is sampled again; 0 where the kernel reports it."),
 }
