@@ -59,26 +59,31 @@ class LoggedKills(EventSource):
             self._consumer.oom(OomEvent("exit", now, *victim, self._table.around(found.victim_path)))
 
     def _read(self, kmsg: Kmsg) -> None:
+        kills: list[LoggedKill] = []
         try:
             for record in kmsg.records(_TURN):
                 if record is None:  # the kills in what was overwritten are not reported
                     self._log("warning", "lines of the kernel's log were lost")
                     self._kills.forget()
                 elif (found := self._kills.feed(record)) is not None:
-                    self._consumer.oom(self._mark(found))
+                    kills.append(found)
         except MonitorError as error:
             kmsg.close()  # which takes it out of the epoll
             self._kmsg = None
             self._log("error", "the kernel's log cannot be read", problem=error.message, remedy=error.remedy)
+        for found in kills:
+            self._consumer.oom(self._mark(found))
 
     def _mark(self, found: LoggedKill) -> OomEvent:
-        event = found.event._replace(domain=self._table.around(found.victim_path))
+        event, fd = found.event._replace(domain=self._table.around(found.victim_path)), -1
         try:
             fd = os.pidfd_open(event.victim_pid)
             self._epoll.register(fd, self.consume)
             self._dying[fd] = found
         except OSError:
             event = event._replace(missing=(*event.missing, "exit"))  # gone already, at an unknown time
+            if fd >= 0:
+                os.close(fd)
         return event
 
     # counters

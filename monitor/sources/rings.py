@@ -62,8 +62,11 @@ class Ration:
 
 
 class Rings(EventSource):
-    def __init__(self, pins: Pins, outbox: Outbox) -> None:
+    """``counts``: whether the programs have the domains of this daemon; else an index of theirs is of one before."""
+
+    def __init__(self, pins: Pins, outbox: Outbox, *, counts: bool) -> None:
         self._pins = pins
+        self._counts = counts
         self._stats, self._log = outbox.stats, outbox.log
         self._ration = Ration()
         self._unpinned = False
@@ -71,7 +74,8 @@ class Rings(EventSource):
     def open(self, epoll: Epoll, consumer: Consumer) -> None:
         """Also read what was written while no daemon ran."""
         super().open(epoll, consumer)
-        pins, event, oom = self._pins, consumer.event, consumer.oom
+        pins, event = self._pins, consumer.event
+        oom = consumer.oom if self._counts else lambda record: consumer.oom(record._replace(domain=None))
         self._links = [pins.fd(f"link_{name}") for name in OOM]
         self._events, self._steps = (Ring(pins, name, event, EVENT.unpack_from) for name in ("events", "steps"))
         self._ooms, self._kills, self._reclaims = (

@@ -53,7 +53,7 @@ def _open_bpf(config: RunConfig, outbox: Outbox) -> MemorySource:
         table=table,
         sweeper=Sweeper(pins, table),
         arming=BpfArming(pins, config.max_fill_rate),
-        events=(Rings(pins, outbox),),
+        events=(Rings(pins, outbox, counts=True),),
         victim=memoryview(pins.mmap("victims", VICTIM.size)).cast("Q"),
         eviction=memoryview(pins.mmap("evictions", EVICTION.size)).cast("Q"),
         is_exact=True,
@@ -74,7 +74,7 @@ def _open_soft(config: RunConfig, outbox: Outbox) -> MemorySource:
 
         pins = Pins(config.pin_dir)
         DomainTable(pins).reset()  # of the daemon before: nothing brings it up to date
-        kills = Rings(pins, outbox)
+        kills = Rings(pins, outbox, counts=False)
     else:
         from monitor.sources.logged_kills import LoggedKills
 

@@ -140,7 +140,7 @@ class StandInRing:
 
 def test_a_ring_whose_record_is_half_written_is_left_alone_for_a_moment(stats: SharedStats) -> None:
     """Reported for ever, it kept the hot process from sleeping, ahead of its writer (Linux 7.0 and later)."""
-    records = Rings(None, SimpleNamespace(stats=stats, log=None))
+    records = Rings(None, SimpleNamespace(stats=stats, log=None), counts=True)
     heard: list[tuple[int, int]] = []
     records._epoll = SimpleNamespace(modify=lambda fd, events: heard.append((fd, events)))
     events, kills = StandInRing(4), StandInRing(5, 3, 0, 2)
