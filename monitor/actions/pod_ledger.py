@@ -80,7 +80,7 @@ _TRIES = 8
 
 
 class BrakeLedger:
-    """Of one pod. ``order``: names of files, in the order of undoing. ``why``: `HELD` or `SOFT`."""
+    """Of one pod. ``order``: names of files, in the order of undoing. ``why``: `HELD`, `SOFT`, `STALL`."""
 
     def __init__(self, uid: str, journal: Ledger, order: Sequence[str], why: str = HELD) -> None:
         self._uid, self._journal, self._order, self._why = uid, journal, order, why

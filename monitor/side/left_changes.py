@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from monitor.actions.ledger import HOT, MARKS, RELAX, SCORES, SIDE, owner_of
+from monitor.actions.ledger import HOT, MARKS, RELAX, SCORES, SIDE, owner_of, this_daemon
 from monitor.actions.oomadj import Logger
 from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
@@ -56,7 +56,7 @@ class LeftChanges:
 
     def _tighten(self) -> None:
         """Put back memory.high that an earlier helper raised: the kernel may reclaim in this thread, for seconds."""
-        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (RELAX,))
+        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (RELAX,), spared=this_daemon())
 
     def at_ready(self) -> None:
         """The hot process has taken over the holds that memory is short for: release what others hold."""

@@ -46,6 +46,12 @@ class _Raised:
     raised_ns: int = 0
     stalled_ns: int = 0  # when its pod stalled last
 
+    @property
+    def is_in_force(self) -> bool:
+        """Whether no other program has written it since."""
+        change = self.ledger.changes.get(HIGH)
+        return change is None or limits.number(f"{self.cgroup}/{HIGH}") == int(change.written[-1])
+
 
 @dataclass(eq=False)
 class Relaxing:
@@ -68,7 +74,8 @@ class Relaxing:
 
     def helped(self, uid: str, since_ns: int) -> bool:
         """Whether a memory.high of this pod was raised since then, and still is."""
-        return any(one.uid == uid and one.raised_ns >= since_ns for one in list(self._raised.values()))
+        mine = [one for one in list(self._raised.values()) if one.uid == uid]
+        return any(one.raised_ns >= since_ns and one.is_in_force for one in mine)
 
     def step(self, uid: str, now_ns: int, *, may_raise: bool) -> list[tuple[int, int]]:
         """Raise each memory.high that a pod has passed since the last call: the bytes before and after."""
@@ -82,6 +89,8 @@ class Relaxing:
                 continue
             self._passed[uid][cgroup] = times
             if may_raise and times > before.get(cgroup, times):
+                if cgroup in self._raised and not self._raised[cgroup].is_in_force:
+                    continue  # another program keeps its own value there
                 own = limits.number(f"{cgroup}/{HIGH}")
                 high = 0 if own is None else stall.relaxed(own, *self._bounds(cgroup)) // PAGE * PAGE
                 if own is not None and high > own and self._raise(found, cgroup, own, high, now_ns):
@@ -126,7 +135,7 @@ class Relaxing:
             if has.capacity is not None:
                 most = min(has.capacity, has.capacity if most is None else most)
                 found += [has.available or 0] if path != cgroup else []
-        return most, max(0, min(found) - sum(map(self._unused, self._raised.values())))
+        return most, max(0, min(found) - sum(map(self._unused, list(self._raised.values()))))
 
     def _unused(self, one: _Raised) -> int:
         change, has = one.ledger.changes.get(HIGH), self.figures.used(one.cgroup, counted=False)
@@ -135,7 +144,7 @@ class Relaxing:
     def _raise(self, found: FoundPod, cgroup: Path, own: int, high: int, now_ns: int) -> bool:
         name = label(found.pod)
         about = {"pod": name, "cgroup": str(cgroup)}
-        if not self.node.config.enforce:
+        if not self.node.config.enforce or self.node.config.holds:  # a hold would end with the value from before
             if cgroup not in self._told:
                 self.tell("info", "would relax", **about, high_before=own, high=high)
             self._told.add(cgroup)
@@ -174,14 +183,16 @@ class Relaxing:
         return _Raised(uid, name, cgroup, ledger, stall.relaxed_for_ns(last_ns, now_ns - put_back_ns))
 
     def _write(self, one: _Raised, pod: Path, own: int, high: int) -> bool:
-        """False: another program has just written it. Raises OSError or MonitorError."""
+        """False: another program has just written it, or another process of outrace has changed limits of the pod, such
+        as a hold. Raises OSError or MonitorError.
+        """
         ledger, file = one.ledger, one.ledger.files[HIGH]
+        if self._ledger.others(pod):
+            return False
         change = ledger.change(file, str(high))
         if change is None or file.read() != str(own):
             return False
         ledger.expect({file: change})
-        if self._ledger.others(pod):  # a hold, or a soft brake, which may be what it is throttled by
-            raise MonitorError("another process of outrace has changed limits of this pod")
         ledger.write({file: change})
         return True
 

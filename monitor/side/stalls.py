@@ -261,7 +261,7 @@ class Stalls:
     def _end_of(self, one: _Subject, was: Stall) -> str:
         """Why a stall is over."""
         told = one.reported
-        if self.relaxing.helped(one.uid, was.since_ns):
+        if told is not None and told.why == stall.THROTTLED and self.relaxing.helped(one.uid, was.since_ns):
             return stall.RELAXED
         if told is None or not told.cause or told.why not in (stall.GREW, stall.SWAPPED):
             return stall.CALM

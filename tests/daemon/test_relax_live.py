@@ -14,7 +14,6 @@ from tests import live
 MIB = live.MIB
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.newest,  # two minutes
     pytest.mark.skipif(cgroupfs.detect().version == 1, reason="cgroup v1 has no memory.high"),
     pytest.mark.skipif(pressure.waited(pressure.PROC) is None, reason="this kernel has no PSI"),
 ]
