@@ -108,16 +108,23 @@ def resolve_here(options: Mapping[str, Any]) -> Resolved:
     return resolved if config is resolved.config else resolved_again(config)
 
 
-def with_default_threshold(config: RunConfig) -> RunConfig:
+def with_default_threshold(config: RunConfig, most: int | None = None) -> RunConfig:
     """With the default threshold that `outrace run` has on this machine: that of the whole machine without a kubelet
-    leaves out what the kernel holds (`settings.read.over_the_kernels_share`).
+    leaves out what the kernel holds (`settings.read.over_the_kernels_share`), ``most`` bytes of it.
     """
-    from monitor.kernel import meminfo
     from monitor.settings.read import over_the_kernels_share
 
+    share = kernels_share(config)
+    return over_the_kernels_share(config, share if most is None else min(share, most))
+
+
+def kernels_share(config: RunConfig) -> int:
+    """Bytes that the kernel keeps from the processes of this machine; 0 where the default threshold has none."""
+    from monitor.kernel import meminfo
+
     if config.node_cgroup is not None or as_settled(config).pods != SERVICES:
-        return config
-    return over_the_kernels_share(config, meminfo.kernels_share(huge_pages_apart=config.huge_pages_apart))
+        return 0
+    return meminfo.kernels_share(huge_pages_apart=config.huge_pages_apart)
 
 
 def as_settled(config: RunConfig) -> RunConfig:

@@ -24,7 +24,7 @@ import click
 from monitor.actions.ledger import RELAX, ROLES
 from monitor.actions.undo import undo_left
 from monitor.cli.hooks import joined, take
-from monitor.cli.options import configuration_options, resolve, with_default_threshold, with_disks
+from monitor.cli.options import configuration_options, kernels_share, resolve, with_default_threshold, with_disks
 from monitor.errors import CannotError, InUseError, MonitorError
 from monitor.hold.pod_brake import panics_at_cap
 from monitor.hot.sd_notify import Service
@@ -117,7 +117,7 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     check_kernel(config, cgroupfs.detect().version)
     config, choice = _with_pods(config)
     check_enforced(config, choice)
-    config = with_default_threshold(config)
+    share = kernels_share(config)
     if config.node_cgroup is not None:
         config = dataclasses.replace(config, node_cgroup=str(cgroupfs.resolve(cgroupfs.detect(), config.node_cgroup)))
     config, disks = with_disks(config)
@@ -128,6 +128,8 @@ def start(config: RunConfig, locks: list[int]) -> NoReturn:
     run_lock_fd = in_turn(lambda: lock_machine(Path(config.run_dir)), log)
     listener = bind_or_other(config.listen_host, config.listen_port, log)
     config, loaded = take(config)
+    # Pages of a large process that is going are on no list for a moment: the smaller one of two looks counts.
+    config = with_default_threshold(config, share)
     config = with_trigger(config, refuses_realtime)
     host, port = address_of(listener)
     listen_fd = listener.detach()

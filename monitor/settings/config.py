@@ -114,6 +114,9 @@ class RunConfig:
 
     #: How the disks turned out to be laid out (`monitor.policy.layout.DiskLayout`); filled in at start.
     layout_image_fs: bool = False
+    #: Bytes that the kernel keeps from processes, which the default threshold is above
+    #: (`settings.read.over_the_kernels_share`); filled in at start, 0 where it is not.
+    kernels_share: int = 0
     #: The rung of the hook ladder that was taken, and the better ones that could not be: {name, why, remedy} each;
     #: filled in at start.
     rung: str = "memcg-tracepoint"

@@ -399,4 +399,5 @@ def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:
         eviction_hard=settings.texts(HARD),
         origins={**config.origins, "eviction_hard": settings.origins[HARD]},
         inputs=to_inputs(own, file, drop_ins),
+        kernels_share=share,
     )

@@ -37,6 +37,8 @@ _FAILURES = 4
 _EVER_NS = 1 << 62
 #: The domains themselves report a move of so many steps of a pod: not urgent, for the record of an incident.
 _STEPS = 4
+#: What the kernel keeps for itself is looked at so often, and followed in steps of this at least.
+FOLLOW_NS, FOLLOW_STEP = 60_000_000_000, 16 << 20
 
 
 class NodeGone(MonitorError):
@@ -67,6 +69,8 @@ class Gauge:
         self._capacity = (cgroupfs.limit(self._node) if self._node else None) or self._total
         #: Whether a capacity is another one than the kernel's ceilings were made for (`arm_thresholds` does that).
         self.recapped = False
+        self._share, self._share_due_ns = config.kernels_share, 0  # as it was last seen; when to look next
+        self._taken = 0  # bytes that the kernel has taken since the start
         self._cpus = os.cpu_count() or 1
         self._huge_page = meminfo.huge_page()
         version = self.hierarchy.version
@@ -121,8 +125,26 @@ class Gauge:
             self.lost(watch)
         if self._config.huge_pages_apart:
             self._count_huge_pages()
+        if self._config.kernels_share:
+            self._follow_kernel(time.monotonic_ns())
         self.take_capacities()
         return bool(gone) or self.recapped
+
+    def _follow_kernel(self, now_ns: int) -> None:
+        """What the kernel has taken since the default threshold was made is less for processes: a lower capacity. Two
+        looks have to show it: pages of a large process that is going are on no list for a moment.
+        """
+        if now_ns < self._share_due_ns:
+            return
+        self._share_due_ns = now_ns + FOLLOW_NS
+        with suppress(MonitorError):
+            seen = meminfo.kernels_share(huge_pages_apart=self._config.huge_pages_apart)
+            if not seen:  # the machine's memory is changing
+                return
+            self._share, share = seen, min(seen, self._share)
+            taken = max(0, share - self._config.kernels_share)
+            if abs(taken - self._taken) >= FOLLOW_STEP:
+                self._taken = taken
 
     def _count_huge_pages(self) -> None:
         with suppress(MonitorError):  # no descriptor left: they are what they were
@@ -146,7 +168,7 @@ class Gauge:
             watch.limited = limit is not None
             if watch.name == "node":
                 self._capacity = limit or self._total
-                capacity = self._capacity - self._huge_pages
+                capacity = self._capacity - self._huge_pages - self._taken
             else:
                 capacity = limit or max(0, self._capacity - self._config.reserved)
             if capacity != watch.capacity:

@@ -30,6 +30,7 @@ def gauge(thresholds: tuple[Threshold, ...] = (), *, send: Any = None, config: A
         **{
             "node_cgroup": "",
             "huge_pages_apart": False,
+            "kernels_share": 0,
             "cgroup_root": "/",
             "step": 0,
             "enforce": False,

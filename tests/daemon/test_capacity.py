@@ -15,6 +15,7 @@ from monitor.lab.node import LabNode
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.thresholds import parse_thresholds
 from monitor.settings.config import RunConfig
+from monitor.sources import gauge as gauge_module
 from monitor.sources.watch import make_watches
 from tests import live
 from tests.daemon import stand_ins
@@ -100,6 +101,24 @@ def test_the_machines_capacity_is_without_huge_pages(monkeypatch: pytest.MonkeyP
     pages[0], now.used, reads[:] = 0, 10 * GIB, []
     gauge.take_capacities()
     assert (node.capacity, len(reads)) == (16 * GIB, apart)
+
+
+def test_what_the_kernel_takes_after_the_start_is_less_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default threshold of a VM is above what it kept then (`monitor.settings.read.over_the_kernels_share`)."""
+    share, at = [90 * MIB], [0]
+    monkeypatch.setattr(meminfo, "MemTotal", lambda: SimpleNamespace(now=lambda: 4 * GIB, huge_pages=lambda: 0))
+    monkeypatch.setattr(meminfo, "kernels_share", lambda **_: share[0])
+    monkeypatch.setattr(gauge_module.time, "monotonic_ns", lambda: at[0])
+    gauge = stand_ins.gauge(parse_thresholds({MEMORY: "190Mi"}), config={"kernels_share": 90 * MIB})
+    gauge.table.reading.return_value = SimpleNamespace(used=0)
+    (node,) = gauge.watches
+
+    def seen(mib: int) -> int:
+        share[0], at[0] = mib * MIB, at[0] + gauge_module.FOLLOW_NS
+        gauge.limits_changed()
+        return (4 * GIB - node.capacity) // MIB
+
+    assert [seen(mib) for mib in (90, 220, 90, 220, 230, 0, 230, 60, 60)] == [0, 0, 0, 0, 130, 130, 130, 0, 0]
 
 
 @pytest.mark.parametrize("node", [None, "/sys/fs/cgroup/none"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from monitor.cli.options import with_default_threshold
+from monitor.kernel import meminfo
 from monitor.settings.config import RunConfig
 from monitor.settings.read import over_the_kernels_share, read, resolved_again
 from tests.commands import called
@@ -45,9 +46,10 @@ def test_what_was_given_stays(tmp_path: Path, name: str, text: str) -> None:
     assert (changed.thresholds(), changed.origins) == (config.thresholds(), config.origins)
 
 
-def test_it_is_for_whole_machines_with_services() -> None:
+def test_it_is_for_whole_machines_with_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meminfo, "kernels_share", lambda **_: SHARE)
     once = with_default_threshold(read({"pods": "services"}).config)
-    assert hard(once) > 100 * MI
+    assert hard(once) == hard(over_the_kernels_share(read({"pods": "services"}).config, SHARE)) > 100 * MI
     for other in (once, read({"pods": "services", "node-cgroup": "/x"}).config, read({"pods": "cgroups"}).config):
         assert with_default_threshold(other) == other
 
