@@ -212,12 +212,12 @@ def _verdict(seen: Situation) -> str:
     if outcome.starved is None:
         text = "nothing is starved" if seen.config.thresholds() else "no threshold is configured"
         waiting = "".join(f"; {t} is met and acts if it stays so" for t in outcome.observed)
-        return f"{text}: no pod would be evicted now{waiting}"
+        return f"{text}: no pod would be evicted for a threshold now{waiting}"
     text = f"{outcome.starved.signal} is starved"
     if outcome.victim is not None:
         return f"{text}: {label(seen.found[outcome.victim.uid].pod)} would be evicted now"
-    if not is_of_memory(outcome):
-        return f"{text}: the log of the daemon names the pod that it evicts, or would evict"
+    if not is_of_memory(outcome) and any(not one.fixed.critical for one in seen.order):
+        return f"{text}: the log of the daemon names the pod, if one has to go"
     return f"{text}, but {'every pod is critical' if seen.found else 'there are no pods'}: no pod would be evicted"
 
 

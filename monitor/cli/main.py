@@ -59,7 +59,7 @@ GONE = {
     "outrace config example": "`outrace run --help`; only the file has `services` and `stall`",
     "outrace config schema": "`outrace config check --config FILE`",
     "outrace daemons": "`outrace doctor`, which shows the daemon that runs here",
-    "outrace reload": "`outrace config check --config FILE && systemctl restart outrace`",
+    "outrace reload": "`outrace config check` with the service's options, then `systemctl restart outrace`",
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
     "outrace evicted delete --retry": "`outrace evicted delete` without it: it tries again for a minute",
     "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",

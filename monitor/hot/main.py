@@ -184,7 +184,7 @@ class Hot:
         """Signals have arrived; their handlers have run."""
         with suppress(BlockingIOError):
             if signal.SIGHUP in os.read(fd, 64):
-                remedy = "outrace config check --config FILE && systemctl restart outrace"
+                remedy = "outrace config check with the service's options, then systemctl restart outrace"
                 self.outbox.log("warning", "SIGHUP is ignored: a restart reads the configuration again", remedy=remedy)
 
     def stop(self, *_: Any) -> None:

@@ -74,12 +74,12 @@ class Side:
         for fd in fds:
             os.set_inheritable(fd, True)
         try:
-            # Signals back to their defaults: ours are handled.
+            # Signals back to their defaults: ours are handled. SIGHUP waits until the helper ignores it.
             pid = os.posix_spawn(
                 sys.executable,
                 python.command("monitor.side.main"),
                 env,
-                setsigmask=[],
+                setsigmask=[signal.SIGHUP],
                 setsigdef=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE],
             )
         finally:

@@ -152,7 +152,7 @@ def row(load: str, runs: list[Seen], wrong: int) -> Row:
 @bench("name runs evicted wrong named_s named_s_max evicted_s evicted_s_max back_s back_s_max slowest")
 @number("--runs", 10, "Runs of each load.")
 @click.option("--loads", type=Listed(click.Choice(list(LOADS))), help="Only these; swap only where there is some.")
-@number("--share", SHARE, "Percent of the time for which a stalled pod waits; emulated CPUs wait for less.")
+@number("--share", SHARE, "Percent of the time for which a stalled pod waits; emulated CPUs wait for less.", most=99)
 def stall(runs: int, loads: tuple[str, ...] | None, share: int) -> Found:
     """Let files of a pod be displaced by another pod that grows; and loads that wait by no other pod's fault.
 
@@ -162,6 +162,8 @@ def stall(runs: int, loads: tuple[str, ...] | None, share: int) -> Found:
     if pressure.waited(pressure.PROC) is None:
         raise CannotError("this kernel has no PSI", "boot with psi=1")
     has_swap = meminfo.swap_in_use() is not None
+    if not has_swap and "swap" in (loads or ()):
+        raise CannotError("this machine has no swap", "swapon some, or leave swap out of --loads")
     rows = []
     for load in loads or [load for load in LOADS if load != "swap" or has_swap]:
         seen, right = [], ("lab/other",) if LOADS[load] else ()

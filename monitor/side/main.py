@@ -319,6 +319,7 @@ def main() -> int:
     # Both reach the whole process group or unit; the hot process ends first (Ctrl-C), or logs it (SIGHUP).
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     Path("/proc/self/comm").write_text("outrace-side")
     try:
         timer = Timer(int(os.environ[HEARTBEAT_FD]) if HEARTBEAT_FD in os.environ else None)

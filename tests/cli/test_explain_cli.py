@@ -16,7 +16,7 @@ from tests.commands import called
 from tests.live import MIB, Puppet, cgroup, daemon, one_line, until
 
 MEMORY = "memory.available"
-NOTHING = "nothing is starved: no pod would be evicted now"
+NOTHING = "nothing is starved: no pod would be evicted for a threshold now"
 pytestmark = [pytest.mark.live, pytest.mark.once, pytest.mark.skipif(os.geteuid() != 0, reason="not root: no cgroup")]
 
 
@@ -228,7 +228,7 @@ def test_a_disk_is_compared_and_pods_are_not_ranked_for_it(node: LabNode) -> Non
     found = answer["node"]
     assert found["starved"] == {"signal": "nodefs.available", "threshold": "nodefs.available<100Pi"}
     assert (found["conditions"], found["evictions"]) == (["DiskPressure"], [])
-    assert found["verdict"].endswith("is starved: the log of the daemon names the pod that it evicts, or would evict")
+    assert found["verdict"].endswith("is starved: the log of the daemon names the pod, if one has to go")
     assert (answer["signal"], answer["pod"]["admission"]["admitted"]) == (MEMORY, False)
 
 

@@ -59,9 +59,10 @@ main()
 def test_sighup_ends_nothing_and_the_log_names_what_to_do(node: LabNode) -> None:
     """During the start as well, and once it runs."""
     with live.daemon(node, wrapper=(sys.executable, "-c", HANGS_UP)) as daemon:
-        side, since = side_of(daemon), len(daemon.log)
+        side = side_of(daemon)
         during = live.message(daemon, "SIGHUP is ignored: a restart reads the configuration again")
-        assert during["remedy"] == "outrace config check --config FILE && systemctl restart outrace"
+        assert during["remedy"] == "outrace config check with the service's options, then systemctl restart outrace"
+        since = len(daemon.log)
         os.kill(daemon.pid, signal.SIGHUP)
         live.message(daemon, during["msg"], since)
         assert side_of(daemon) == side

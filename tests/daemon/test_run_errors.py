@@ -3,10 +3,12 @@
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +73,14 @@ def test_not_root() -> None:
 
 # Its command line and environment, read in this process.
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RunConfig]]:
     """What would have been started; nothing is, and nothing that another process left is undone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     found: list[RunConfig] = []
     monkeypatch.setattr("monitor.cli.run.start", lambda config, _: found.append(config))
     monkeypatch.setattr("monitor.cli.run._undo_left", lambda *_args, **_: None)
-    return found
+    yield found
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.mark.parametrize(

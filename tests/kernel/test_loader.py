@@ -144,7 +144,7 @@ def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
         fd = pins.fd(name)
         assert not os.get_inheritable(fd)
         os.close(fd)
-    assert those_of("bpf") == before
+    assert those_of("bpf") <= before  # what earlier tests have left may be closed meanwhile
 
 
 def test_a_pin_that_is_not_there_is_named() -> None:

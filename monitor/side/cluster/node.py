@@ -62,6 +62,7 @@ LOOK_S = 300.0
 TRIES = 4
 #: What is written, in words of the log.
 _CONDITIONS, _TAINTS = "node conditions", "taints of the node"
+_BY_HAND = "kubectl taint node {} outrace.io/memory-pressure- outrace.io/disk-pressure- outrace.io/pid-pressure-"
 
 
 @dataclass(eq=False)
@@ -101,7 +102,8 @@ class NodeReport:
         try:
             write()
         except MonitorError as error:
-            retry.failed(error, f"{what} not written; trying again", node=self.node)
+            by_hand = {"remedy": _BY_HAND.format(self.node)} if what == _TAINTS else {}
+            retry.failed(error, f"{what} not written; trying again", node=self.node, **by_hand)
             self._due[what] = retry.due
             return
         self._written[what], self._due[what] = wanted, now + again_s
@@ -162,8 +164,8 @@ class NodeReport:
         try:
             self.make_taints(client, set())
         except (MonitorError, Cancelled) as error:
-            text = "taints of the node may be left; the next start removes them"
-            self.log.warning(text, node=self.node, problem=str(error))
+            text = "taints of the node may be left; the next start removes them, if it may"
+            self.log.warning(text, node=self.node, problem=str(error), remedy=_BY_HAND.format(self.node))
 
     def make_taints(self, client: ApiClient, wanted: set[str]) -> None:
         """Make these our taints of the node; others stay. Raises Conflict after `TRIES`, and every KubeError."""
