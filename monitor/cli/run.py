@@ -158,6 +158,9 @@ def _become(config: RunConfig) -> NoReturn:
     for fd in (config_fd, *config.kept_fds):
         os.set_inheritable(fd, True)
     os.environ[CONFIG_FD] = str(config_fd)
+    # Python takes text as UTF-8 in this locale (PEP 540), and no locale's table of characters is mapped and locked:
+    # 0.35 MB in each process.
+    os.environ["LC_ALL"] = "C"
     os.execv(sys.executable, python.command("monitor.hot.main"))
 
 
