@@ -62,7 +62,7 @@ LOOK_S = 300.0
 TRIES = 4
 #: What is written, in words of the log.
 _CONDITIONS, _TAINTS = "node conditions", "taints of the node"
-_BY_HAND = "kubectl taint node {} outrace.io/memory-pressure- outrace.io/disk-pressure- outrace.io/pid-pressure-"
+_BY_HAND = " ".join(("kubectl taint node {}", *(f"{key}-" for key in KEYS.values())))
 
 
 @dataclass(eq=False)
