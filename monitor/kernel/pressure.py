@@ -62,6 +62,19 @@ def _some(path: str) -> int:
         return int(file.read(256).split(b"\n", 1)[0].rpartition(b"total=")[2])
 
 
+def full(directory: Path | None) -> float | None:
+    """The share of the last 10 s in which all tasks that had work waited for memory at once: the avg10 of ``full``, 0
+    to 1. None: not known.
+    """
+    if directory is None:
+        return None
+    try:
+        text = (directory / ("memory" if directory == PROC else "memory.pressure")).read_text()
+        return float(text.partition("full avg10=")[2].split(" ", 1)[0]) / 100
+    except (OSError, ValueError):
+        return None
+
+
 def pages(hierarchy: Hierarchy, cgroup: Path) -> Pages | None:
     """Of a memory cgroup with all below; None: not known. The root is the machine. (v1 does not count what reclaim
     took: all pages that were freed stand for it, so refaults among pages that a pod frees itself weigh less.)

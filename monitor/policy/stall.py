@@ -29,11 +29,14 @@ GROWTH_NS = 30_000_000_000
 EXPLAINS, LEAST_GREW = 1 / 3, 4 << 20
 #: A pod can be the cause of a full swap with this part of it (systemd-oomd(8)).
 LEAST_SWAP = 1 / 20
+#: systemd-oomd kills below a unit whose memory pressure has been above this for so long, and when more of swap is in
+#: use: DefaultMemoryPressureLimit=, DefaultMemoryPressureDurationSec= and SwapUsedLimit= of oomd.conf(5).
+OOMD_SHARE, OOMD_NS, OOMD_SWAP = 0.6, 30_000_000_000, 0.9
 #: What reclaim brings back so fast is noise: pages.
 _FEW_REFAULTS = 10
 #: Pods shrink by less all the time: bytes.
 _LEAST_LOST = 1 << 20
-_DEFAULT_GRACE_NS = 10_000_000_000
+_DEFAULT_GRACE_NS, LONGEST_GRACE_NS = 10_000_000_000, 3600 * WINDOW_NS
 _RULE = re.compile(r"(?P<scope>[a-z.]+)>(?P<share>[^,]+%)(,grace=(?P<grace>[^,]+))?(?P<acts>(,evict|,relax)*)")
 #: A memory.high is raised by this part of it at most, so often at most, and by no less than the smaller part: less
 #: lets nothing go on.
@@ -69,6 +72,10 @@ class Rule(NamedTuple):
     relax: bool = False
 
 
+#: Where a unit has ManagedOOMSwap=kill: as much as systemd-oomd lets be used (oomd.conf(5)).
+SWAP_RULE = Rule(SWAP, OOMD_SWAP)
+
+
 def parse_rule(text: str) -> Rule:
     """``pod>50%,grace=10s``, perhaps with ``,evict`` and ``,relax``. Raises PolicyError."""
     found = _RULE.fullmatch(text.replace(" ", ""))
@@ -78,7 +85,7 @@ def parse_rule(text: str) -> Rule:
     if not 0 < share < 1:
         raise PolicyError(f"{text!r}: the share is more than 0% and less than 100%")
     grace_ns = _DEFAULT_GRACE_NS if found["grace"] is None else parse_duration(found["grace"])
-    if not WINDOW_NS <= grace_ns <= 3600 * WINDOW_NS:
+    if not WINDOW_NS <= grace_ns <= LONGEST_GRACE_NS:
         raise PolicyError(f"{text!r}: the grace is 1s to 1h")
     acts = found["acts"].split(",")
     if "relax" in acts and found["scope"] != POD:
@@ -146,6 +153,27 @@ def latest(loads: Sequence[Load]) -> float | None:
         waited_ns += share(before, now) * (now.ts_ns - before.ts_ns)
         over_ns += now.ts_ns - before.ts_ns
     return waited_ns / over_ns if over_ns else None
+
+
+class Oomd(NamedTuple):
+    """What systemd-oomd would have seen of a stall: the most of memory pressure ``full`` (avg10, 0 to 1; None: not
+    known), since when that has been above its limit, and whether it would have killed.
+    """
+
+    full: float | None = None
+    since_ns: int | None = None
+    kills: bool = False
+
+    def seen(self, full: float | None, now_ns: int) -> Oomd:
+        """By the defaults of oomd.conf(5)."""
+        if full is None:
+            return self
+        since_ns = None if full <= OOMD_SHARE else now_ns if self.since_ns is None else self.since_ns
+        kills = since_ns is not None and now_ns - since_ns >= OOMD_NS
+        return Oomd(max(full, self.full or 0.0), since_ns, self.kills or kills)
+
+
+UNSEEN = Oomd()
 
 
 class Stall(NamedTuple):

@@ -170,7 +170,8 @@ class Stalled(Timed):
     outrace raises its memory.high from `high_before` to `high` bytes, and at the end. `domain`: its cgroup's path.
     `share`: the most of a second. `cause`: uid of the pod that caused it, None for none; `why`: of
     `monitor.policy.stall`. `lacks`: bytes that it had; `grew`: bytes that the cause grew by. `swap`: it reads swap, or
-    swap is full. `over`: why it is over, of `monitor.policy.stall`.
+    swap is full. `over`: why it is over, of `monitor.policy.stall`. `full`: the most of memory pressure `full` over
+    10 s, 0 to 1; `oomd`: systemd-oomd would have killed.
     """
 
     domain: str
@@ -188,6 +189,8 @@ class Stalled(Timed):
     over: str = ""
     high_before: int | None = None
     high: int | None = None
+    full: float | None = None
+    oomd: bool = False
 
 
 # ---- SIGKILL, the marks of the OOM killer, and how processes end

@@ -15,7 +15,8 @@ class StalledPod(Record):
     """The pod that stalled, or "machine", "kubepods"; "swap.used": swap was full. `share`: the most of a second, of
     swap what was in use. `ms`: how long it has lasted. `cause`: the pod that caused it; None: no pod did. `why`: of
     `monitor.policy.stall`. `lacks_bytes` it had, the cause grew by `grew_bytes`, or has so much of swap. `over`: why
-    it is over; "" while it lasts.
+    it is over; "" while it lasts. `full`: the most of memory pressure `full` over 10 s, 0 to 1; None: not known.
+    `oomd`: whether systemd-oomd would have killed, by its defaults. (The kubelet looks at no stall.)
     """
 
     pod: str
@@ -26,12 +27,15 @@ class StalledPod(Record):
     lacks_bytes: int
     grew_bytes: int
     over: str
+    full: float | None
+    oomd: bool
 
 
 def stalled_pod(f: Facts) -> StalledPod:
     last = f.stalls[-1]
     ms = round(((last.ts_ns if last.over else f.episode.end_ns) - last.since_ns) / 1e6, 3)
-    return StalledPod(last.pod_name, last.share, ms, last.cause_name, last.why, last.lacks, last.grew, last.over)
+    figures = last.lacks, last.grew, last.over, last.full, last.oomd
+    return StalledPod(last.pod_name, last.share, ms, last.cause_name, last.why, *figures)
 
 
 def sentence(f: Facts) -> str:
@@ -39,9 +43,9 @@ def sentence(f: Facts) -> str:
     found = stalled_pod(f)
     if found.pod == SWAP:
         used = f"up to {found.share:.0%} of swap was in use for {span(found.ms * 1e6)}"
-        return f"Stalled: {used}; {_because(found)}; {_ended_by(found)}"
+        return f"Stalled: {used}; {_because(found)}; {_ended_by(found)}{_oomd(found)}"
     waited = f"{found.pod} waited for memory for {span(found.ms * 1e6)}, up to {found.share:.0%} of the time"
-    return f"Stalled: {waited}; {_because(found)}; {_ended_by(found)}"
+    return f"Stalled: {waited}; {_because(found)}; {_ended_by(found)}{_oomd(found)}"
 
 
 def _because(found: StalledPod) -> str:
@@ -67,6 +71,12 @@ def _ended_by(found: StalledPod) -> str:
     if found.over == RELAXED:
         return "it ended when outrace had raised that"
     return {"": "nothing has ended it yet", GONE: "it ended with the pod"}.get(found.over, "it ended by itself")
+
+
+def _oomd(found: StalledPod) -> str:
+    if found.oomd:
+        return "; systemd-oomd would have killed"
+    return "" if found.full is None else f"; systemd-oomd would do nothing (memory pressure full {found.full:.0%})"
 
 
 def remedy(f: Facts) -> list[str]:

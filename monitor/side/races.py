@@ -25,6 +25,7 @@ from monitor.link.messages import (
     SideMessage,
     Stored,
 )
+from monitor.pods.spec import SERVICES
 from monitor.race.badness import Victim, evictable
 from monitor.race.events import Refused, Stalled
 from monitor.side.alerts.rules import alert_for_status, alerts_for
@@ -33,6 +34,7 @@ from monitor.side.event_builder import EventBuilder
 from monitor.side.export.log import Log
 from monitor.side.holds import Holds
 from monitor.side.judge import Judge
+from monitor.side.managed_oom import Units
 from monitor.side.node_state import Figures, Inbox, NodeState, OtherEviction
 from monitor.side.stalls import Stalls
 from monitor.side.victims import eviction_order, kernels_victim
@@ -68,7 +70,8 @@ class Races:
         self.recorder = self._open_recorder() if config.record else None
         calls = self.judge.submit, self._kmsg is not None, self.recorder
         self.event_builder = EventBuilder(self.node, self.figures, self.holds, log, *calls)
-        self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order)
+        units = Units(log) if config.pods == SERVICES else None
+        self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order, units=units)
         self._victims, self._look_due_s = Worker("victims", 1), 0.0
         self._kernels: tuple[Victim | None, bool] = None, False
         self._looked_s = -math.inf

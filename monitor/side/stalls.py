@@ -19,10 +19,11 @@ from monitor.kernel import meminfo, pressure
 from monitor.kernel.wire import PAGE
 from monitor.link.messages import SideMessage, StallCause
 from monitor.policy import stall
-from monitor.policy.stall import KUBEPODS, MACHINE, NOTHING, POD, Cause, Lacks, Load, Rule, Size, Stall, parse_rule
+from monitor.policy.stall import KUBEPODS, MACHINE, NOTHING, POD, UNSEEN, Cause, Lacks, Load, Oomd, Rule, Size, Stall
 from monitor.race.events import NODE, Stalled
 from monitor.race.units import size
 from monitor.side.export.log import Log, LogBudget
+from monitor.side.managed_oom import UNASKED, Units
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
 from monitor.side.relax import Relaxing
 from monitor.side.stall_sizes import Sizes
@@ -69,6 +70,7 @@ class _Subject:
     had: Size = NOTHING  # this one, when it had most
     cause: Cause | None = None
     found_ns: int = 0  # when the grace began for which it was found
+    oomd: Oomd = UNSEEN
     lacks: int = 0  # bytes, when the cause was found
     reported: Stalled | None = None
     cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
@@ -103,12 +105,13 @@ class Stalls:
     order: Callable[[], Sequence[str]]
     machine: Callable[[], pressure.Waited | None] = lambda: pressure.waited(pressure.PROC)
     swap: Callable[[], tuple[float, int] | None] = meminfo.swap_in_use
+    units: Units | None = None
 
     def __post_init__(self) -> None:
         self.shares: Mapping[str, float] = {}  # of the last second, by uid, `KUBEPODS`, `MACHINE`
         self.counted = 0  # stalls
         self._has = Sizes(self.node, self.figures)
-        self._rules = {rule.scope: rule for rule in map(parse_rule, self.node.config.stall)}
+        self._rules = {rule.scope: rule for rule in map(stall.parse_rule, self.node.config.stall)}
         self._evicts = any(rule.evict for rule in self._rules.values())
         self._whole_us: int | None = None
         self._v2 = pressure.unified(self.node.hierarchy)
@@ -178,6 +181,8 @@ class Stalls:
     def _match(self, now_ns: int) -> None:
         """Follow the pods that there are."""
         pods = self.node.pods
+        if self.units is not None:
+            self.units.look(pods, now_ns)
         self._first = {uid: kept for uid, kept in self._first.items() if uid in pods}
         for uid, found in pods.items() if self._evicts else ():
             if uid not in self._first and (has := self._guarded(self._has.of, found.cgroup)) is not None:
@@ -185,14 +190,24 @@ class Stalls:
         for one in [one for one in self._subjects.values() if one.uid]:
             if one.uid not in pods or pods[one.uid].cgroup != one.cgroup:
                 self._over(self._subjects.pop(one.uid), now_ns, stall.GONE)
+        managed = self.units.managed if self.units is not None else UNASKED
         machine = self.node.node_path
         places: dict[str, Path | None] = {MACHINE: machine, KUBEPODS: self.node.kubepods, stall.SWAP: machine}
         places |= {uid: found.cgroup for uid, found in pods.items()}
         for key, cgroup in places.items():
-            rule = self._rules.get(POD if key in pods else key)
-            if rule is not None and cgroup is not None and key not in self._subjects:
+            if cgroup is None:
+                continue
+            rule = managed.rule(self._rules, POD if key in pods else key, self._path(cgroup))
+            if rule is None:
+                continue
+            if key in self._subjects:
+                self._subjects[key].rule = rule
+            else:
                 uid, name = (key, label(pods[key].pod)) if key in pods else ("", key)
                 self._subjects[key] = _Subject(uid, name, cgroup, rule, new_until_ns=now_ns + NEW_NS)
+
+    def _path(self, cgroup: Path) -> str:
+        return f"/{cgroup.relative_to(self.node.hierarchy.root)}"
 
     def _look(self, one: _Subject, now_ns: int) -> None:
         one.due_ns = now_ns + PACE_NS
@@ -216,7 +231,7 @@ class Stalls:
                 one.before = self._grown[0][1] if self._grown else {}
                 sizes = [has[one.key] for _, has in self._grown if one.key in has]
                 one.had = max(sizes, key=sum, default=NOTHING)
-            one.stall = goes_on
+            one.stall, one.oomd = goes_on, one.oomd.seen(pressure.full(one.files), now_ns)
             self._follow(one, goes_on, now_ns)
             if one.rule.relax and now_ns - one.relaxed[0] >= stall.RELAX_PACE_NS:
                 self._relax(one, goes_on, now_ns)
@@ -395,7 +410,7 @@ class Stalls:
         refaults = _delta([load.refaults or 0 for load in list(one.loads)[-2:]])
         return Stalled(
             ts_ns=one.loads[-1].ts_ns,
-            domain=f"/{one.cgroup.relative_to(self.node.hierarchy.root)}" if one.uid else domain,
+            domain=self._path(one.cgroup) if one.uid else domain,
             pod=one.uid or one.name,
             pod_name=one.name,
             since_ns=now.since_ns,
@@ -407,16 +422,21 @@ class Stalls:
             grew=cause.grew,
             available=None if whole is None else whole.available,
             swap=one.name == stall.SWAP or 2 * _delta(one.swap_ins) > refaults > 0,
+            full=one.oomd.full,
+            oomd=now.most > stall.OOMD_SWAP if one.name == stall.SWAP else one.oomd.kills,
         )
 
     def _over(self, one: _Subject, now_ns: int, why: str) -> None:
         """A stall is over, or its pod is gone."""
         ended, reported = one.stall, one.reported
         one.stall, one.again, one.cause, one.reported, one.found_ns = None, None, None, None, 0
-        one.before = {}
+        seen, one.oomd, one.before = one.oomd, UNSEEN, {}
         if ended is not None and reported is not None:
             self._log_budget("info", one.texts[2], pod=one.name, why=why)
-            self.report(replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why))
+            oomd = reported.oomd or seen.kills
+            self.report(
+                replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why, full=seen.full, oomd=oomd)
+            )
 
     def _lacks(self, one: _Subject) -> Lacks:
         first, last = one.loads[0], one.loads[-1]

@@ -14,7 +14,7 @@ cgroup2 {root}/unified cgroup2 rw 0 0
 
 
 def some(total: int) -> str:
-    return f"some avg10=1.50 avg60=0.00 avg300=0.00 total={total}\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7"
+    return f"some avg10=1.50 avg60=0.00 avg300=0.00 total={total}\nfull avg10=12.25 avg60=0.00 avg300=0.00 total=7"
 
 
 def test_on_v2_the_files_are_the_cgroups_own(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_on_v2_the_files_are_the_cgroups_own(tmp_path: Path) -> None:
     pod = write(tmp_path / "pod", {"memory.pressure": some(53519), "io.pressure": some(4)})
     assert pressure.unified(hierarchy) == tmp_path
     assert pressure.directory_of(hierarchy, tmp_path, pod) == pod
-    assert pressure.waited(pod) == (53519, 4)
+    assert (pressure.waited(pod), pressure.full(pod)) == ((53519, 4), 0.1225)
 
 
 def test_on_v1_they_are_in_the_hierarchy_beside_it_if_the_pods_processes_are(tmp_path: Path) -> None:
@@ -47,11 +47,11 @@ def test_on_v1_they_are_in_the_hierarchy_beside_it_if_the_pods_processes_are(tmp
     "text", ["", "some avg10=0.00", "some avg10=0.00 avg60=0.00 avg300=0.00 total=\n", "full total=x\n"]
 )
 def test_what_the_kernel_does_not_say_is_not_known(tmp_path: Path, text: str) -> None:
-    assert pressure.waited(None) is None
-    assert pressure.waited(tmp_path) is None
+    assert pressure.waited(None) is pressure.full(None) is None
+    assert pressure.waited(tmp_path) is pressure.full(tmp_path) is None
     pod = write(tmp_path / "pod", {"io.pressure": some(4)})
     (pod / "memory.pressure").write_text(text)
-    assert pressure.waited(pod) is None
+    assert pressure.waited(pod) is pressure.full(pod) is None
 
 
 def test_pages_by_version_and_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

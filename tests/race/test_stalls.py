@@ -61,6 +61,13 @@ PLACE = "/kubepods/web"
         ),
         ("calm", {"why": "unknown", "cause": None}, "no growth explains a third of that;", ()),
         (
+            "calm",
+            {"full": 0.034},
+            "it ended by itself; systemd-oomd would do nothing (memory pressure full 3%).",
+            (),
+        ),
+        ("calm", {"full": 0.72, "oomd": True}, "it ended by itself; systemd-oomd would have killed.", ()),
+        (
             "evicted",
             {"pod_name": "swap.used", "why": "swapped", "swap": True},
             "Stalled: up to 97% of swap was in use for 30 s; shop/hog had 90.0 MiB of it; it ended when outrace had "

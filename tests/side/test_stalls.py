@@ -32,6 +32,7 @@ class Node:
         # MiB that reclaim cannot take, and files; of pods, and outside of them.
         self.sizes = {"reader": (10, 80), "hog": (1, 0), "third": (1, 0), "": (9, 10)}
         self.limits = {"reader": "max", "hog": "max"}
+        self.full = 0.0  # avg10 of memory pressure, percent
         self.log = LogLines()
         config = RunConfig(node_cgroup=str(root), stall=rules or ("pod>50%,grace=10s",))
         parts = Parts(config, Hierarchy(2, root.parent), 512 * MIB, log=self.log)
@@ -61,9 +62,10 @@ class Node:
     def write(self) -> None:
         for name, (memory, io, back, taken) in self.waits.items():
             place = self.root / name
+            full = f"full avg10={self.full:.2f} avg60=0.00 avg300=0.00 total=0"
             kept, cache = self.sizes[name] if name else map(sum, zip(*self.sizes.values(), strict=True))
             files: dict[str, int | str] = {
-                "memory.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={memory}\nfull total=0",
+                "memory.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={memory}\n{full}",
                 "io.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={io}\nfull total=0",
                 "memory.stat": f"anon {kept * MIB}\nfile {cache * MIB}\ninactive_file {cache * MIB}\nactive_file 0\n"
                 f"workingset_refault_anon 0\nworkingset_refault_file {back}\npgsteal {taken}",
@@ -152,6 +154,19 @@ def test_a_stalled_pod_and_its_cause_are_named_at_once_and_reported_after_the_gr
     assert over == replace(found, ts_ns=over.ts_ns, share=over.share, over="calm")
     assert over.share > 0.8
     assert node.cause_of("reader") == ""
+
+
+@pytest.mark.parametrize(("full", "seconds", "oomd"), [(61.0, 32, True), (61.0, 28, False), (59.0, 40, False)])
+def test_a_stall_says_whether_systemd_oomd_would_have_killed(node: Node, full: float, seconds: int, oomd: bool) -> None:
+    node.displace(90)
+    node.seconds(12, reader=0.9)
+    node.full = full
+    node.seconds(seconds, reader=0.9)
+    node.full = 5.0
+    node.seconds(2, reader=0.9)
+    node.seconds(8)
+    *_, last = node.events()
+    assert (last.over, last.full, last.oomd) == ("calm", full / 100, oomd)
 
 
 def test_a_pod_at_its_own_limit_is_its_own_cause(node: Node) -> None:
