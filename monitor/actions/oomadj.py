@@ -14,6 +14,7 @@ from typing import Protocol
 from monitor.actions.oom_values import ScoreNotes, Seen, seen_now
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
+from monitor.pods.manifest_files import MOST_CONTAINERS
 from monitor.pods.model import FoundPod
 from monitor.pods.tree import is_sandbox
 from monitor.policy.releases import CURRENT, Era
@@ -265,10 +266,10 @@ class OomScores:
 
 def pod_scores(found: FoundPod, capacity: int, era: Era = CURRENT) -> dict[str, int]:
     """Container name -> oom_score_adj, within the kernel's -1000..1000. None of a pod known by its cgroup alone, of
-    sums, and of the services of a machine.
+    one of which not all containers may be known, and of the services of a machine.
     """
     pod = found.pod
-    if not pod.spec_known or pod.containers_summed or pod.written:
+    if not pod.spec_known or pod.written or max(len(pod.containers), len(pod.init_containers)) >= MOST_CONTAINERS:
         return {}  # the score of a container is by its own request; that of a service is its operator's
     return {
         container.name: max(-1000, min(1000, era.oom_score_adj(pod, container.name, capacity)))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from monitor.documents import UnreadableError, decoded, one_line, shown
 from monitor.owner import ChangeableError, mend, read_alone
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.qos import SOURCE, compute_qos_class, is_mirror, is_static
-from monitor.policy.quantity import Quantity
-from monitor.policy.resources import together
+from monitor.policy.qos import SOURCE, is_mirror, is_static
 
 SUFFIXES = (".yaml", ".yml", ".json")
 POD_CGROUP = "outrace/cgroup"
@@ -45,8 +42,6 @@ class Manifest:
     @property
     def is_starting(self) -> bool:
         """Whether its status does not name all of its containers' ids yet."""
-        if self.pod.containers_summed:
-            return False
         return self.pod.phase in ("", "Pending", "Running") and any(
             not self.container_ids.get(one.name) for one in self.pod.containers
         )
@@ -196,8 +191,9 @@ _STATUSES = ("containerStatuses", "initContainerStatuses")
 _RESIZED = ("cpu", "memory")
 _RESOURCES = (*_RESIZED, "ephemeral-storage")
 _AMOUNTS = ("requests", "limits")
-#: Our own mark in a stored object: its containers are sums. No server sends it: both drop fields that they do not know.
-_SUMMED = "containersSummed"
+#: 1.5 MB of a pod are 20,000 containers, and as many init containers: those after so many count as if they requested
+#: nothing, so that the pod is evicted sooner. (The kubelet has 110 pods on a node, of 1 to 10 each.)
+MOST_CONTAINERS = 200
 
 Object = dict[str, Any]
 
@@ -208,20 +204,18 @@ def kept(obj: Any) -> Object:
     """
     made: Object = {"apiVersion": "v1", "kind": "Pod"}
     made |= {key: _pruned(_map(obj, key), shape) for key, shape in _SHAPE.items()}
-    if isinstance(obj, Mapping) and obj.get(_SUMMED) is True:
-        return {**made, _SUMMED: True}
-    if sum(len(made["spec"].get(key, ())) for key in _SPECS) > MOST_CONTAINERS:
-        few = summed(_allocated(made))
-        return made if few is None else {**few, _SUMMED: True}
+    for of_spec, of_status in zip(_SPECS, _STATUSES, strict=True):
+        if len(listed := made["spec"].get(of_spec, ())) > MOST_CONTAINERS:
+            made["spec"][of_spec] = listed[:MOST_CONTAINERS]
+            names = {str(one.get("name")) for one in listed[:MOST_CONTAINERS]}
+            statuses = made["status"].get(of_status, ())
+            made["status"][of_status] = [one for one in statuses if str(one.get("name")) in names]
     return made
 
 
 def manifest(where: str, obj: Mapping[str, Any]) -> Manifest | str:
     """The pod of a `kept` object, or the line that says why it is none."""
-    found = manifest_of(where, _allocated(obj))
-    if isinstance(found, str) or obj.get(_SUMMED) is not True:
-        return found
-    return replace(found, pod=replace(found.pod, containers_summed=True))
+    return manifest_of(where, _allocated(obj))
 
 
 def _allocated(obj: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -331,39 +325,3 @@ _SHAPE: Mapping[str, Any] = {
         **{key: [_CONTAINER_STATUS] for key in _STATUSES},
     },
 }
-
-
-# ---- a pod of very many containers, kept as one that asks for the same
-#
-# 1.5 MiB of a pod are 20,000 containers, and a tenant decides how many there are: ten such pods take 120 MiB here. What
-# is ranked, measured and killed is the pod, so sums do: requests and limits of the pod, and its class, stay as they
-# are. What is lost is what belongs to one container: its oom_score_adj and its own limit for ephemeral storage.
-# (kubelet-1.17 and before know no sidecars, and here count them.)
-
-#: Containers, init containers with them, of which each is kept. The kubelet has 110 pods on a node, of 1 to 10 each.
-MOST_CONTAINERS = 200
-
-
-def summed(obj: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The Pod ``obj`` with one container; None where it cannot be read."""
-    try:
-        pod = pod_from_object(obj)
-    except PolicyError:
-        return None
-    every = (*pod.containers, *pod.init_containers)
-    names = {name: None for container in every for name in (*container.requests, *container.limits)}
-    resources = {
-        which: {name: _text(most) for name in names if (most := together(pod, name, attrgetter(which))) is not None}
-        for which in _AMOUNTS
-    }
-    # The class is that of all the containers' figures, which are not the sums' where init containers are many.
-    status = {**obj["status"], "qosClass": pod.qos_class_status or compute_qos_class(pod)}
-    none: dict[str, Any] = {key: [] for key in _STATUSES}
-    spec = {**obj["spec"], "containers": [{"name": "containers", "resources": resources}], "initContainers": []}
-    return {**obj, "spec": spec, "status": {**status, **none}}
-
-
-def _text(amount: Quantity) -> str:
-    """Binary suffixes are read up to 2^63 - 1, as the kubelet does; a sum of two requests may be more."""
-    text = str(amount)
-    return text if Quantity.parse(text) == amount else str(Quantity(amount.nanos))

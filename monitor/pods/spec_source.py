@@ -199,9 +199,6 @@ class SpecSource(PodSource):
 
     def _containers(self, manifest: Manifest, cgroup: Path, scan: Scan) -> dict[str, Path]:
         pod = manifest.pod
-        if pod.containers_summed:
-            scan.watch[cgroup] = CHILDREN
-            return dict(cgroup_tree.containers_in(cgroup))  # by id: their names are not kept
         found: dict[str, Path] = {}
         by_id: dict[str, Path] = {}
         if manifest.container_ids:

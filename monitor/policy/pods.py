@@ -90,8 +90,6 @@ class Pod:
     spec_known: bool = True
     #: Why a pod whose spec is not known is never evicted; empty if it may be.
     taken_critical: str = ""
-    #: Whether its containers are sums of so many that each is not kept: their names are not those of any container.
-    containers_summed: bool = False
     #: Its pod-level requests, for a kubelet with the gate of them off (`resources.with_gate_off`).
     ungated: Quantities = field(default_factory=dict)
     #: Of a service of the machine: where priority, request and class come from. Its oom_score_adj is its operator's.

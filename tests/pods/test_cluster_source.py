@@ -11,7 +11,6 @@ from monitor.kernel import cgroupfs
 from monitor.kube.errors import ResourceExpired
 from monitor.pods import feed as feeds
 from monitor.pods.cluster_source import UNLISTED_S
-from monitor.pods.manifest_files import MOST_CONTAINERS
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
 from tests.pods.cluster import Cluster, a_pod, look, named, uid_of
@@ -38,25 +37,6 @@ def test_pods_have_their_names_requests_and_priorities(cluster: Cluster, kind: s
     assert not source.is_failing
     assert found.containers == {"main": path / uid_of(batch).replace("-", "")}
     assert (source.problems, source.unlisted) == ((), ())
-
-
-def test_of_a_pod_of_very_many_containers_those_that_run_are_found(cluster: Cluster) -> None:
-    """Kept as sums, it has no names for them; what they write to disk is still the pod's."""
-    pod = a_pod("many")
-    one = {"resources": {"requests": {"memory": "1Mi"}}}
-    pod["spec"]["containers"] = [{"name": f"c{i}", **one} for i in range(MOST_CONTAINERS + 1)]
-    ids = [f"{i:064x}" for i in range(2)]
-    pod["status"]["containerStatuses"] = [
-        {"name": f"c{i}", "containerID": f"containerd://{ident}"} for i, ident in enumerate(ids)
-    ]
-    path = cluster.create(pod, container=ids[0])
-    source = cluster.source(cluster.watched())
-    look(source, lambda: named(source) == {"shop/many"})
-    found = source.pods[uid_of(pod)]
-    assert (found.cgroup, found.containers) == (path, {ids[0]: path / ids[0]})
-    assert CURRENT.request(found.pod, "memory").value == (MOST_CONTAINERS + 1) << 20
-    cluster.cgroup(uid_of(pod), container=ids[1])
-    look(source, lambda: set(source.pods[uid_of(pod)].containers) == set(ids))
 
 
 def test_a_deleted_pod_is_known_while_its_cgroup_is_there(cluster: Cluster) -> None:
