@@ -104,7 +104,7 @@ class ClusterSource(SpecSource):
         for uid, since in self._unlisted.items():
             if now - since >= UNLISTED_S:
                 scan.problems.append(
-                    f"{self.feed.where}: has no pod {uid}, whose cgroup is {self._dirs[uid]}: "
+                    f"{self.feed.where}: has no pod {uid}, whose cgroup is {self._dirs[uid].path}: "
                     "it is not watched, and never evicted"
                 )
 

@@ -29,8 +29,6 @@ IN_ONLYDIR = 0x1000000
 CHILDREN = IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR
 #: ... and files in it are written.
 FILES = CHILDREN | IN_CLOSE_WRITE
-#: ... or, in a cgroup, a limit is set or a process is moved in (not one that is cloned into it).
-CGROUP_FILES = CHILDREN | IN_MODIFY
 
 #: Reads of 64 KiB in a row: 8,000 events, half of what the kernel queues (fs.inotify.max_queued_events). A user with a
 #: cgroup of its own writes to two files in turns as fast as they are read, and the queue is never empty.

@@ -118,4 +118,4 @@ def open_for(
         return ServiceSource(mem_total, within, config.services)
     from monitor.pods.tree import TreeSource
 
-    return TreeSource(mem_total, within)
+    return TreeSource(within)

@@ -13,7 +13,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.owner import changed_by, mend
 from monitor.pods import cgroup_tree, claims, manifest_files
-from monitor.pods.cgroup_tree import holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
+from monitor.pods.cgroup_tree import PodDir, holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
 from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
 from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan, Within, first
@@ -38,7 +38,7 @@ class SpecSource(PodSource):
     def __init__(self, within: Within) -> None:
         super().__init__(within)
         self._kubepods: Path | None = None
-        self._dirs: dict[str, Path] = {}  # uid -> directory in kubepods, in this scan
+        self._dirs: dict[str, PodDir] = {}  # by uid: the directories in kubepods, in this scan
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when it held no kubelet's pods and no daemon
@@ -54,8 +54,12 @@ class SpecSource(PodSource):
     def _match(self, scan: Scan) -> None:
         self._outside = None
         self._ours = self._spared_cgroups()
+        if not self._list_pods(self._kubepods):
+            self._list_pods(kubepods_of(self.hierarchy, self.node, self._cgroup_root))
         manifests = list(self._manifests())
-        self._list_kubepods(manifests)
+        if not self._dirs and any(POD_CGROUP not in one.pod.annotations for one in manifests):
+            uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
+            self._list_pods(search(self.hierarchy, self.node, uids) or self._kubepods)
         owners = claims.Owners()
         seen: dict[str, str] = {}
         for manifest in manifests:
@@ -89,19 +93,12 @@ class SpecSource(PodSource):
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
 
-    def _list_kubepods(self, manifests: Iterable[Manifest]) -> None:
-        if not self._has_pods():
-            self._kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
-        if any(POD_CGROUP not in one.pod.annotations for one in manifests) and not self._has_pods():
-            uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
-            self._kubepods = search(self.hierarchy, self.node, uids) or self._kubepods
-        # Once in a scan: with 500 pods that is half of its time.
-        self._dirs = {}
-        for one in () if self._kubepods is None else cgroup_tree.pods_in(self._kubepods):
-            self._dirs.setdefault(one.uid, one.path)  # an empty one of a former QoS class, BestEffort, comes last
-
-    def _has_pods(self) -> bool:
-        return self._kubepods is not None and any(cgroup_tree.pods_in(self._kubepods))
+    def _list_pods(self, kubepods: Path | None) -> bool:
+        """List the directories of this kubepods, once in a scan: with 500 pods that is half of its time."""
+        self._kubepods, self._dirs = kubepods, {}
+        for one in () if kubepods is None else cgroup_tree.pods_in(kubepods):
+            self._dirs.setdefault(one.uid, one)  # an empty one of a former QoS class, BestEffort, comes last
+        return bool(self._dirs)
 
     def _find(self, manifest: Manifest, scan: Scan) -> FoundPod:
         """The pod with its directories; _Waiting if its cgroup is not there yet, ConfigError if it can never be."""
@@ -125,7 +122,7 @@ class SpecSource(PodSource):
         is that: the author of the pod wrote its annotations too.
         """
         text, kubepods = manifest.pod.annotations.get(POD_CGROUP), self._kubepods
-        there = (self._dirs[uid] for uid in tree_uids(manifest.pod) if uid in self._dirs)
+        there = (self._dirs[uid].path for uid in tree_uids(manifest.pod) if uid in self._dirs)
         own = next((path for path in there if cgroupfs.exists(path)), None)
         if own is not None:
             if text is not None and own not in (Path(text), self.hierarchy.root / text.lstrip("/")):

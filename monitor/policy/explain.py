@@ -92,7 +92,7 @@ def why_request(pod: Pod, era: Era = CURRENT) -> str:
     if pod.written:
         return f"{total}: {pod.written['request']}"
     if not pod.spec_known:
-        return f"{total}: its spec is not known, guessed from its cgroup and processes"
+        return f"{total}: its spec is not known, guessed from its cgroup"
     if era.request is not CURRENT.request:
         regular = sum((c.requests.get("memory", ZERO) for c in pod.containers), ZERO)
         rule = "the containers' together" if total == regular else "the largest init container's"

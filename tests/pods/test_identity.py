@@ -1,16 +1,11 @@
 """Two cgroups whose names a person cannot tell apart are two pods: users name their units, and hide none so."""
 
 import os
-from contextlib import closing
 
 import pytest
 
-from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
-from monitor.pods.model import Within
-from monitor.pods.tree import TreeSource
 from monitor.policy.pods import stable_uid
-from tests.pods.unit_tree import GI, ID, MANAGER, Start, Tree, again, source
+from tests.pods.unit_tree import ID, MANAGER, Start, Tree, again, source
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
 
@@ -49,11 +44,3 @@ def test_two_cgroups_of_one_container_are_both_watched(tree: Tree, start: Start)
         assert f"{made[0]} and {made[1]} are both pod {ID}" in change.errors[0]
         assert change.errors[0] in change.problems
         assert set(found.pods) == {ID, stable_uid("cgroup", str(made[1]))}
-
-
-def test_two_directories_of_one_uid_in_kubepods_are_both_watched(tree: Tree) -> None:
-    hierarchy = Hierarchy(tree[0].version, tree[1])
-    made = {cgroupfs.make(tree[1] / "kubepods" / qos / "poduid-a") for qos in ("burstable", "besteffort")}
-    with closing(TreeSource(16 * GI, Within(hierarchy))) as found:
-        change = found.poll()
-    assert ({one.cgroup for one in change.updated}, len(change.errors)) == (made, 1)

@@ -1,12 +1,7 @@
 """Pods known by their cgroups alone: what is not known is never taken for 0, and a static pod is critical."""
 
 import dataclasses
-import os
-import select
-import subprocess
-from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,7 +12,6 @@ from monitor.pods.model import FoundPod, Within
 from monitor.pods.tree import TreeSource
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.pods import Pod, pod_from_object
-from monitor.policy.qos import oom_score_adj
 from monitor.policy.ranking import candidate, memory_key
 from monitor.policy.releases import ERAS, era
 from monitor.policy.resources import pod_request
@@ -28,33 +22,13 @@ from monitor.side.pod_watch import pod_message
 from tests.pods.test_cgroup_tree import CID, UID
 from tests.pods.unit_tree import Tree
 from tests.pods.unit_tree import tree as tree
-from tests.puppet import TIMEOUT_S
 
 GI = 1 << 30
 STATIC = "e228a63249ca746e753e7532f763b21a"
 
-Start = Callable[..., int]
-
-
-@pytest.fixture
-def start() -> Iterator[Start]:
-    """Starts a process in a cgroup with this oom_score_adj (500: any may have that)."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def run(cgroup: Path, adj: int = 500) -> int:
-        script = f"echo {adj} > /proc/$$/oom_score_adj; echo $$ > {cgroup}/cgroup.procs; echo; read line"
-        running.append(subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        running[-1].stdout.readline()
-        return running[-1].pid
-
-    yield run
-    for process in running:
-        with process:
-            process.kill()
-
 
 def opened(tree: Tree) -> closing[TreeSource]:
-    return closing(TreeSource(16 * GI, Within(*tree)))
+    return closing(TreeSource(Within(*tree)))
 
 
 def only(tree: Tree) -> FoundPod:
@@ -73,36 +47,19 @@ def critical(found: FoundPod) -> bool:
 
 @pytest.mark.live
 @pytest.mark.parametrize(
-    ("place", "request_", "expected"),
+    ("place", "expected"),
     [
-        (f"burstable/pod{UID}", 8 * GI, False),
-        (f"besteffort/pod{UID}", 0, False),
+        (f"burstable/pod{UID}", False),
         # The uid of a static pod is the hash of its configuration, not one of the API server's.
-        *((f"besteffort/pod{uid}", 0, True) for uid in (STATIC, "abc", f"{UID}0", UID[1:])),
+        *((f"besteffort/pod{uid}", True) for uid in (STATIC, "abc", f"{UID}0", UID[1:])),
     ],
 )
-def test_who_is_critical(tree: Tree, start: Start, place: str, request_: int, expected: bool) -> None:
-    start(cgroupfs.make(tree[1] / "kubepods" / place / "main"))
+def test_who_is_critical(tree: Tree, place: str, expected: bool) -> None:
+    cgroupfs.make(tree[1] / "kubepods" / place / "main")
     found = only(tree)
     assert critical(found) == expected
     message = pod_message(found)
-    assert (message.priority, message.spec_known, message.request) == (None, False, request_)
-
-
-@pytest.mark.live
-def test_a_request_is_what_most_processes_have_and_of_equals_the_lowest(tree: Tree, start: Start) -> None:
-    """A process may raise its own value. Others are no Burstable container's: a runtime's, while it sets it up."""
-    container = cgroupfs.make(tree[1] / f"kubepods/burstable/pod{UID}/main")
-    with opened(tree) as source:
-        for adjs, request in (((1000, 0), 0), ((500, 600), -(-400 * 16 * GI // 1000)), ((500,), 8 * GI)):
-            for adj in adjs:
-                start(container, adj=adj)
-            assert pod_message(only(tree)).request == request
-        assert pod_message(source.poll().updated[0]).request == 8 * GI
-        for _ in range(4):
-            start(container, adj=900)
-        source._next_scan = 0.0
-        assert source.poll().updated == [], "it is not guessed anew"
+    assert (message.priority, message.spec_known, message.request) == (None, False, 0)
 
 
 @pytest.mark.live
@@ -118,7 +75,7 @@ def test_a_request_is_what_most_processes_have_and_of_equals_the_lowest(tree: Tr
     ],
     ids=["cgroupfs", "systemd"],
 )
-def test_pods_come_change_and_go_on_the_kernel(tree: Tree, start: Start, kubepods: str, below: str, name: str) -> None:
+def test_pods_come_change_and_go_on_the_kernel(tree: Tree, kubepods: str, below: str, name: str) -> None:
     path = tree[1]
     pod = path / kubepods / below
     cgroupfs.make(pod.parent)
@@ -127,15 +84,7 @@ def test_pods_come_change_and_go_on_the_kernel(tree: Tree, start: Start, kubepod
         container = cgroupfs.make(pod / name)
         [found] = source.poll().updated  # inotify reports mkdir in a cgroup file system
         assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
-        assert (pod_message(found).qos, pod_message(found).request) == ("Burstable", 0)
-        pid = start(container, adj=937)
-        assert select.select([source.fileno()], [], [], TIMEOUT_S)[0]  # a process that moves in writes cgroup.procs
-        [found] = source.poll().updated
-        assert pod_message(found).request == -(-63 * 16 * GI // 1000)
-        assert oom_score_adj(found.pod, CID, 16 * GI) == 937
-        assert source.poll().updated == []
-        os.kill(pid, 9)
-        os.waitpid(pid, 0)
+        assert pod_message(found).qos == "Burstable"
         for gone in (container, pod):
             gone.rmdir()
         change = source.poll()
