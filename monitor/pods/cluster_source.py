@@ -16,9 +16,6 @@ from monitor.pods.spec_source import SpecSource
 UNLISTED_S = 10.0
 #: A container has ended. A kubelet writes an eviction 0.1 s later; incidents wait 2 s.
 ENDED_S = 2.0
-#: After a scan so many times what it took is waited, `_REST_S` at most: where 5 pods a second come and go, each with
-#: ten changes, every change would be a scan of all pods.
-_REST, _REST_S = 3, 0.6
 
 
 class ClusterSource(SpecSource):
@@ -32,7 +29,6 @@ class ClusterSource(SpecSource):
         self.feed = feed
         self._listed: list[Manifest] = []  # at this scan
         self._unlisted: dict[str, float] = {}  # uid -> since when (monotonic seconds)
-        self._rests_until = 0.0
         self._ready = select.epoll()
         self._ready.register(feed.fileno(), select.EPOLLIN)
         if self._watcher is not None:
@@ -47,17 +43,9 @@ class ClusterSource(SpecSource):
         return self._ready.fileno()
 
     def poll(self) -> Change:
-        now = time.monotonic()
-        if not self._ready.poll(0) and now < self._next_scan:
-            return Change()
-        self.feed.stop.wait(max(0.0, self._rests_until - now))
         if self.feed.drain():
             self._next_scan = 0.0
-        began = time.monotonic()
-        change = super().poll()
-        ended = time.monotonic()
-        self._rests_until = ended + min(_REST_S, _REST * (ended - began))
-        return change
+        return super().poll()
 
     def close(self) -> None:
         self.feed.close()

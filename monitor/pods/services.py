@@ -36,8 +36,6 @@ _UNIT_FILES = IN_MODIFY | IN_DELETE_SELF | IN_ONLYDIR
 _MOST_OF_USER = 200
 #: Where containerd has what runs: NAMESPACE/CONTAINER.
 CONTAINERS = "/run/containerd/io.containerd.runtime.v2.task"
-#: The least time between two scans: a user that makes cgroups in a loop costs a tenth of one CPU.
-_PAUSE_S = 0.1
 #: How long a unit may take to be started.
 _STARTING_S = 10.0
 #: The guide of the OOM killer gives a victim this value (`monitor.side.process_watch`): its own is the one before.
@@ -73,7 +71,6 @@ class ServiceSource(PodSource):
         self._runtimes = runtimes or Runtimes()
         self._looks: dict[int, _Look] = {}  # by cgroup id
         self._splitting: set[Path] = set()  # units that a container may come to be in
-        self._scanned_s = 0.0
         self._doubted = ""
 
     def doubt(self, uid: str) -> bool:
@@ -81,9 +78,6 @@ class ServiceSource(PodSource):
         return True
 
     def poll(self) -> Change:
-        pause = self._scanned_s + _PAUSE_S - time.monotonic()
-        if pause > 0:
-            time.sleep(pause)
         if (found := self._known.get(self._doubted)) is not None:
             self._doubted, self._next_scan, key = "", 0.0, found.cgroup_ids[0]
             if (look := self._looks.get(key)) is not None:
@@ -135,7 +129,6 @@ class ServiceSource(PodSource):
                 "set MemoryAccounting=yes, or DefaultMemoryAccounting=yes in system.conf"
             )
         self._looks = looks
-        self._scanned_s = time.monotonic()
         return scan
 
     # ---- where they are

@@ -29,8 +29,9 @@ from monitor.side.node_state import NodeState, label
 if TYPE_CHECKING:
     from monitor.actions.oomadj import OomScores
 
-#: The least pause between two lists where no event announces a change.
-_POLL_S = 1.0
+#: The least pause between two lists where no event announces a change; and after any: a user makes cgroups in a loop,
+#: and each pod that comes makes ten events.
+_POLL_S, _PAUSE_S = 1.0, 0.1
 #: A look that takes longer than this many seconds hangs: 110 manifests take a tenth of one.
 STALLED_S = 5.0
 
@@ -81,7 +82,7 @@ class PodWatch:
         try:
             while True:
                 # Events that others cause take a quarter of a CPU at most; a doubt ends the rest.
-                readable(self._look_fd, min(_POLL_S, 3 * self._look()))
+                readable(self._look_fd, min(_POLL_S, max(_PAUSE_S, 3 * self._look())))
                 ready = poll.poll(1000 * max(_POLL_S, self.source.due_s()))
                 if any(fd == self._look_fd for fd, _ in ready):
                     os.eventfd_read(self._look_fd)

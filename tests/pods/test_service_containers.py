@@ -237,9 +237,9 @@ def test_a_container_that_comes_later_is_seen_at_once(
         assert spared() == ""
         until(lambda: (found.poll(), found.due_s())[1] > 1800, "it settles")
         cgroupfs.make(tree[1] / UNIT / "other")  # what the unit makes of its own costs no scan
-        before = found._scanned_s
+        before = found._looks
         found.poll()
-        assert found._scanned_s == before
+        assert found._looks is before
         start(f"{UNIT}/libpod-payload-{ID}")
         assert until(spared, "the container") == "label outrace/never"
 

@@ -14,7 +14,6 @@ from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.domains import Reading
 from monitor.link.messages import Gone, Stored
-from monitor.pods import cluster_source
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import LINGER_S, PodFeed, known
 from monitor.pods.model import Change, Within
@@ -158,8 +157,7 @@ class Node:
 
 
 @pytest.fixture
-def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
-    monkeypatch.setattr(cluster_source, "_REST_S", 0.0)
+def side(tmp_path: Path) -> Iterator[Node]:
     root = tmp_path / "cgroup"
     root.mkdir(mode=0o755)
     found = Node(root)
