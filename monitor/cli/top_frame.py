@@ -12,7 +12,6 @@ from monitor.cli.daemons import Daemon
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Reading
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
-from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.compat import quotient
@@ -130,8 +129,7 @@ class Node:
 
     def _read_files(self) -> tuple[Readings, list[dict[str, Any]]]:
         domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
-        kubepods = of_pods(self.hierarchy, self.path, self.source.pods.values(), self.config.cgroup_root)
-        if kubepods is not None:
+        if (kubepods := self.source.kubepods) is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.
             domains["kubepods"] = cgroupfs.read_cgroup(self.hierarchy, kubepods, self.whole - self.config.reserved)
         pods = []

@@ -25,7 +25,6 @@ from monitor.owner import distrust
 from monitor.policy.qos import is_mirror, is_static
 
 if TYPE_CHECKING:
-    from monitor.pods.model import FoundPod
     from monitor.policy.pods import Pod
 
 _CLASSES = {"burstable": "Burstable", "besteffort": "BestEffort", "guaranteed": "Guaranteed"}
@@ -197,13 +196,6 @@ def _believed(hierarchy: Hierarchy, path: Path) -> KubePath | None:
     """What a path says, where it lies in a kubepods that root alone made."""
     kube = parse(str(path.relative_to(hierarchy.root)))
     return kube if kube and not distrust(hierarchy.root / kube.root, hierarchy.root) else None
-
-
-def of_pods(hierarchy: Hierarchy, node: Path, pods: Iterable[FoundPod], cgroup_root: str = "") -> Path | None:
-    """The node's kubepods, where the kubelet puts it or where known pods are."""
-    return kubepods_of(hierarchy, node, cgroup_root) or next(
-        (path for found in pods if (path := of_pod(hierarchy, found.cgroup, tree_uids(found.pod))) is not None), None
-    )
 
 
 def tree_uids(pod: Pod) -> tuple[str, ...]:

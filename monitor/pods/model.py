@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
+from monitor.pods.cgroup_tree import kubepods_of
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod, stable_uid
 
@@ -121,6 +122,11 @@ class PodSource(ABC):
     def pods(self) -> Mapping[str, FoundPod]:
         """Every pod known at the last poll, by uid."""
         return self._known
+
+    @property
+    def kubepods(self) -> Path | None:
+        """The node's kubepods, as of the last poll."""
+        return kubepods_of(self.hierarchy, self.node, self._cgroup_root)
 
     def unlisted_text(self) -> str:
         """`unlisted` in one line; "" where there is none."""

@@ -43,6 +43,10 @@ class SpecSource(PodSource):
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when it held no kubelet's pods and no daemon
 
+    @property
+    def kubepods(self) -> Path | None:
+        return self._kubepods
+
     @abstractmethod
     def _manifests(self) -> Iterable[Manifest]:
         """Every pod that is known at this moment."""

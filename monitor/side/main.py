@@ -146,7 +146,7 @@ class Side:
         self._open_pins()
         self.processes.open()  # before the pods are read: a process that appears meanwhile must not be missed
         self._open_doors()
-        self.pods.find_kubepods()
+        self.node.kubepods = self.watch.source.kubepods
         self.pods.examine(first, {})
         self.disks.start()
         started()  # the hot process has what it waits for

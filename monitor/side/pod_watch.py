@@ -18,7 +18,6 @@ from monitor.errors import MonitorError
 from monitor.kernel.procfs import readable
 from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Synced
-from monitor.pods.cgroup_tree import of_pods
 from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
 from monitor.policy.kubelet_pass import admit
@@ -195,19 +194,13 @@ class PodSync:
                 self.log.error(str(error))
             self.ping()
 
-    def find_kubepods(self) -> None:
-        node = self.node
-        node.kubepods = of_pods(node.hierarchy, node.node_path, node.pods.values(), node.config.cgroup_root)
-
     def _update_state(self, change: Change) -> None:
         node, now = self.node, time.time()
         if change.removed or change.updated:
             pods = {uid: found for uid, found in node.pods.items() if uid not in change.removed}
             pods |= {found.pod.uid: found for found in change.updated}
             node.pods, node.first_seen = pods, {uid: node.first_seen.get(uid, now) for uid in pods}
-        # Searching for it walks the whole tree, so only when a pod says that there is one.
-        if node.kubepods is None and any("kubepods" in str(found.cgroup) for found in change.updated):
-            self.find_kubepods()
+            node.kubepods = self.watch.source.kubepods
 
     def _log_new(self, found: FoundPod) -> None:
         pod, name = found.pod, label(found.pod)

@@ -66,7 +66,7 @@ class Node:
         self.make_cgroup(root / "kubepods" / "burstable")
         hierarchy = Hierarchy(1, root)
         self.source = ClusterSource(self.feed, Within(hierarchy, root))
-        watch = SimpleNamespace(take=self._take, wait_known=lambda _: True)
+        watch = SimpleNamespace(take=self._take, wait_known=lambda _: True, source=self.source)
         settings = RunConfig(node_cgroup=str(root))
         parts = Parts(settings, hierarchy, 1 << 40, table=self.table, log=LogLines())
         self.node, self.figures, self.log = parts.node, parts.figures, parts.log
