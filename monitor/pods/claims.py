@@ -314,22 +314,3 @@ def lowest_score(paths: Iterable[Path]) -> tuple[int | None, bool]:
             lowest = score if lowest is None else min(lowest, score)
             starting = starting or (process.comm() or "").startswith(_STARTING)
     return lowest, starting
-
-
-class Owners:
-    """Which manifest owns which cgroup: no pod's may be, hold, or lie in another's."""
-
-    def __init__(self) -> None:
-        self._at: dict[str, str] = {}
-        self._below: dict[str, str] = {}  # every directory above an owned one -> an owner below it
-
-    def claim(self, cgroup: Path, where: str) -> str | None:
-        """The owner of a cgroup that overlaps; None if there is none, and then it is owned from now on."""
-        text = str(cgroup)  # as text: pathlib's parents would be half the time of a scan
-        above = [text[:i] for i, character in enumerate(text) if character == "/"]
-        other = self._at.get(text) or self._below.get(text)
-        other = other or next((self._at[a] for a in above if a in self._at), None)
-        if other is None:
-            self._at[text] = where
-            self._below.update(dict.fromkeys(above, where))
-        return other

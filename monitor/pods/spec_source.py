@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class SpecSource(PodSource):
         if not self._dirs and any(POD_CGROUP not in one.pod.annotations for one in manifests):
             uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
             self._list_pods(search(self.hierarchy, self.node, uids) or self._kubepods)
-        owners = claims.Owners()
+        owners: dict[str, str] = {}  # of each pod's cgroup, with a slash at its end: where the pod is described
         seen: dict[str, str] = {}
         for manifest in manifests:
             uid = manifest.pod.uid
@@ -87,13 +87,13 @@ class SpecSource(PodSource):
                     scan.problems.append(f"{manifest.where}: {e}")
                 scan.watch.update(e.watch)
                 continue
-            if other := owners.claim(found.cgroup, manifest.where):
+            if other := _owner(owners, found):
                 scan.problems.append(
                     f"{manifest.where}: metadata.annotations[{POD_CGROUP}]: cgroup {found.cgroup} is shared with "
                     f"the pod of {other}, so neither could be killed alone; give each pod its own"
                 )
                 continue
-            scan.pods[uid] = found
+            scan.pods[uid], owners[f"{found.cgroup}/"] = found, manifest.where
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
 
@@ -222,6 +222,14 @@ class SpecSource(PodSource):
         if not found and len(pod.containers) == 1 and not any(k.startswith(f"{POD_CGROUP}.") for k in pod.annotations):
             found[pod.containers[0].name] = cgroup
         return found
+
+
+def _owner(owners: Mapping[str, str], found: FoundPod) -> str | None:
+    """Whose the pod's cgroup is already. One that an annotation names may also lie in another's, or around it."""
+    at = f"{found.cgroup}/"
+    if POD_CGROUP not in found.pod.annotations:
+        return owners.get(at)
+    return next((owner for other, owner in owners.items() if other.startswith(at) or at.startswith(other)), None)
 
 
 class ManifestSource(SpecSource):
