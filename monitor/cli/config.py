@@ -19,7 +19,7 @@ from monitor.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from monitor.kernel import cgroupfs, disks, meminfo
 from monitor.kernel.procfs import Process
 from monitor.owner import ChangeableError, program
-from monitor.pods.installations import microk8s_words, shell_words
+from monitor.pods.installations import words as split
 from monitor.pods.spec import SERVICES
 from monitor.policy import signals
 from monitor.policy.configuration import DEFAULT, ENFORCE, HARD, SOFT, TEXT_MAPS, Given, Settings, Source
@@ -304,8 +304,8 @@ _MOST = 1 << 20
 _LONGEST = 1 << 16
 #: What starts a kubelet in its own process, with the kubelet's flags in arguments of its own.
 _EMBEDDING, _WRAPPED = ("k3s", "rke2"), "--kubelet-arg"
-#: What MicroK8s' kubelite is given, and where the file is.
-_ARGS_FILE, _OF_MICROK8S = "--kubelet-args-file=", "/snap/microk8s/"
+#: What MicroK8s' kubelite is given.
+_ARGS_FILE = "--kubelet-args-file="
 #: A line of a map in YAML or JSON.
 _IS_CONFIGURATION = re.compile(r"""^(?:["']?kind["']?[ \t]*:|[ \t]*\{)""", re.MULTILINE)
 
@@ -399,8 +399,7 @@ def _configuration(path: str, text: str) -> Mapping[str, Any] | None:
 
 
 def _flags(path: str, text: str) -> list[Word]:
-    """The flags of a file, each line split as by a shell (but MicroK8s'). Raises PolicyError."""
-    split = microk8s_words if _OF_MICROK8S in os.path.realpath(path) else shell_words
+    """The flags of a file, each line split as by a shell. Raises PolicyError."""
     words = list[Word]()
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         origin = f"{path}:{number}"

@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,34 +94,27 @@ class NodeKubelet:
         return f"{self.installation}: {self.config_path}" if self.config_path else self.installation
 
 
-def microk8s_words(line: str) -> list[str]:
-    """As MicroK8s' kubelite splits a line (ReadArgsFromFile): without its quotes, at each blank."""
-    return re.sub("[\"']", "", line).split(" ")
-
-
-def shell_words(line: str) -> list[str]:
-    """As a shell splits a line. Raises ValueError where a quote is not closed."""
-    before = _BEFORE_COMMENT.match(line)
-    return shlex.split((before[1] if before else line).removesuffix("\\"))
-
-
-def variable_words(line: str) -> list[str]:
-    """Of a variable (EnvironmentFile=): systemd strips quotes around the whole, then splits. ValueError: open quote."""
+def words(line: str) -> list[str]:
+    """As a shell splits a line, or systemd the value of a variable (EnvironmentFile=), whose own quotes go first.
+    Raises ValueError where a quote is not closed.
+    """
     value = _ASSIGNED.sub("", line).lstrip()
-    return shlex.split(" ".join(shlex.split(value)) if value.startswith(("'", '"')) else value)
+    if value.startswith(("'", '"')):
+        value = " ".join(shlex.split(value))
+    before = _BEFORE_COMMENT.match(value)
+    return shlex.split((before[1] if before else value).removesuffix("\\"))
 
 
 @dataclass(frozen=True)
 class Installation:
     """A row. ``marks``: files of which any shows it is installed; ``flags``: the installer's, before those in the files
-    ``arguments``, split by ``words``; ``rancher``: the name of a k3s-like installer, whose options say the rest.
+    ``arguments``; ``rancher``: the name of a k3s-like installer, whose options say the rest.
     """
 
     name: str
     marks: tuple[str, ...] = ()
     flags: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
-    words: Callable[[str], list[str]] = variable_words
     rancher: str = ""
 
     def found(self) -> NodeKubelet | None:
@@ -134,7 +127,7 @@ class Installation:
             return None
         flags = {name: str(_at(value)) if value else "" for name, value in self.flags}
         for path in map(_at, self.arguments):
-            flags |= _arguments(path, self.words)
+            flags |= _arguments(path)
         return _kubelet(self.name, flags)
 
 
@@ -147,8 +140,8 @@ _EKS = ("/etc/kubernetes/kubelet/config.json", "/etc/kubernetes/kubelet/kubelet-
 _K0S = ("/var/lib/k0s/kubelet-config.yaml", "/var/lib/k0s/kubelet.conf")
 #: The first that is installed counts. kubeadm's kubeconfig is Canonical Kubernetes' too.
 TABLE = (
-    Installation("MicroK8s", (_MICROK8S,), arguments=(_MICROK8S,), words=microk8s_words),
-    Installation("Canonical Kubernetes", (_CANONICAL,), arguments=(_CANONICAL,), words=shell_words),
+    Installation("MicroK8s", (_MICROK8S,), arguments=(_MICROK8S,)),
+    Installation("Canonical Kubernetes", (_CANONICAL,), arguments=(_CANONICAL,)),
     Installation("k3s", rancher="k3s"),
     Installation("RKE2", rancher="rke2"),
     Installation("k0s", _K0S, (("config", _K0S[0]), ("kubeconfig", _K0S[1]), ("cert-dir", "/var/lib/k0s/kubelet/pki"))),
@@ -207,7 +200,7 @@ def _mapping(path: Path) -> tuple[dict[str, Any] | None, str]:
     return (read, "") if isinstance(read, dict) else (None, f"{path}: is no map")
 
 
-def _arguments(path: Path, split: Callable[[str], list[str]]) -> dict[str, str]:
+def _arguments(path: Path) -> dict[str, str]:
     """The flags in a file: one a line (snaps), or as the value of a variable (an EnvironmentFile=)."""
     try:
         text = read_alone(path, mounted=False).decode(errors="surrogateescape")
@@ -216,15 +209,13 @@ def _arguments(path: Path, split: Callable[[str], list[str]]) -> dict[str, str]:
     data = path.parent.parent  # of a snap: SNAP_DATA/args/kubelet
     known = {"SNAP_DATA": str(data), "SNAP_COMMON": str(data.parent / "common")}
     found: dict[str, str] = {}
-    if split is variable_words:  # systemd joins lines that end in a backslash
-        text = text.replace("\\\n", " ")
-    for line in map(str.strip, text.splitlines()):
+    for line in map(str.strip, text.replace("\\\n", " ").splitlines()):  # systemd joins lines that end so
         if line and not line.startswith("#"):
             try:
-                words = split(line)
-            except ValueError:  # it is closed in another line
-                words = _ASSIGNED.sub("", re.sub("[\"']", "", line)).split()
-            found |= flags_of([_VARIABLE.sub(lambda m: known.get(m[1] or m[2], ""), word) for word in words])
+                split = words(line)
+            except ValueError:  # it is closed in another line; and kubelite of MicroK8s takes quotes for nothing
+                split = _ASSIGNED.sub("", re.sub("[\"']", "", line)).split()
+            found |= flags_of([_VARIABLE.sub(lambda m: known.get(m[1] or m[2], ""), word) for word in split])
     return found
 
 

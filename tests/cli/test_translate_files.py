@@ -118,12 +118,6 @@ def test_what_is_none_of_them_is_one_line_with_a_remedy(text: bytes | None, prob
     assert problem in err
 
 
-def test_microk8s_uses_no_shell(tmp_path: Path) -> None:
-    (directory := tmp_path / "snap/microk8s/9044/args").mkdir(parents=True)
-    (directory / "kubelet").write_text('--eviction-hard="memory.available<100Mi, pid.available<9"\n')
-    assert "'pid.available<9' is not a flag of the kubelet: write" in refusal("--file", f"{directory}/kubelet")
-
-
 @pytest.mark.parametrize(
     ("command", "expected"),
     [

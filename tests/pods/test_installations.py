@@ -186,19 +186,18 @@ def test_flags_as_the_kubelet_reads_them() -> None:
     assert flags_of(given.split()) == {**expected, "fail-swap-on": "true", "x": "true"}
 
 
-def test_whose_file_it_is_says_how_a_line_is_split() -> None:
-    assert installations.microk8s_words("--a='x\", y'  # z") == ["--a=x,", "y", "", "#", "z"]
-    assert installations.shell_words("--a='x, y' # don't") == ["--a=x, y"]
-    assert installations.shell_words("--a=b#c --d") == ["--a=b#c", "--d"]
+def test_how_a_line_is_split() -> None:
+    assert installations.words("--a='x, y' # don't") == ["--a=x, y"]
+    assert installations.words("--a=b#c --d") == ["--a=b#c", "--d"]
     for value in ("--a='x, y' --b", "'--a=\"x, y\" --b'", '"--a=\\"x, y\\" --b"'):
-        assert installations.variable_words(f"V={value}") == ["--a=x, y", "--b"]
+        assert installations.words(f"V={value}") == ["--a=x, y", "--b"]
 
 
 def test_a_variable_goes_on_after_a_backslash(tmp_path: Path) -> None:
     (tmp_path / "kubelet").write_text(
         "A= \"--v=2 \\\n  --eviction-hard='memory.available<1Gi, pid.available<5%' \\\n --x=1\"\n"
     )
-    found = installations._arguments(tmp_path / "kubelet", installations.variable_words)
+    found = installations._arguments(tmp_path / "kubelet")
     assert (found["eviction-hard"], found["x"]) == ("memory.available<1Gi, pid.available<5%", "1")
 
 
