@@ -14,8 +14,9 @@ from monitor.pods.spec_source import SpecSource
 
 #: A cgroup whose pod is not listed for so long is reported; the kubelet makes it up to a second before.
 UNLISTED_S = 10.0
-#: A container has ended. A kubelet writes an eviction 0.1 s later; incidents wait 2 s.
-ENDED_S = 2.0
+#: A container has come or gone: for so long its pod's status changes. A kubelet writes the id of one within a second,
+#: and an eviction after 0.1 s; incidents wait 2 s.
+CHANGING_S = 2.0
 
 
 class ClusterSource(SpecSource):
@@ -60,9 +61,10 @@ class ClusterSource(SpecSource):
         self.is_complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
         self._listed = self.feed.manifests(self._known)
         scan.problems.extend(self.feed.problems())
+        before, self._ids = self._ids, {}
         self._match(scan)
-        if any(self._has_ended(uid, scan) for uid in self._known):
-            self.feed.soon(ENDED_S)
+        if self._ids != before:
+            self.feed.soon(CHANGING_S)
         above = search_dirs(self.node) if self._kubepods is None else class_dirs(self._kubepods)
         scan.watch.update(dict.fromkeys(above, CHILDREN))
         self._find_unlisted(scan)
@@ -74,11 +76,6 @@ class ClusterSource(SpecSource):
                 "give the kubelet's cgroupRoot in --kubelet-config FILE, or the right --node-name"
             )
         return scan
-
-    def _has_ended(self, uid: str, scan: Scan) -> bool:
-        """Whether a pod, or a container of it, is gone since the scan before."""
-        found = scan.pods.get(uid)
-        return found is None or not self._known[uid].containers.items() <= found.containers.items()
 
     def _find_unlisted(self, scan: Scan) -> None:
         listed = {uid for one in self._listed for uid in tree_uids(one.pod)}

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -273,10 +273,6 @@ POLL_S = 10.0
 #: ... and where a cgroup has no known pod: at most so often, and after `_REST` times what an answer (3 MB) took.
 SOON_S = 0.25
 _REST = 10
-#: ... and while the containers of a pod are not all known: their ids come with its status.
-STARTING_S = 1.0
-#: ... but not for longer than this: a container whose image cannot be pulled never has one.
-_STARTING_MOST_S = 60.0
 
 
 class KubeletFeed(PodFeed):
@@ -289,7 +285,6 @@ class KubeletFeed(PodFeed):
         self._client = client
         self._back_off = BackOff(cap_s=POLL_S)  # it is on this node, for few clients
         self._soon = threading.Event()
-        self._starting: dict[str, float] = {}  # uid -> since when not all of its containers are known
         self._followed_until = 0.0
 
     def soon(self, for_s: float = 0.0) -> None:
@@ -315,26 +310,13 @@ class KubeletFeed(PodFeed):
                     continue
                 self.replace_all({one.uid: one for one in found})
                 self._back_off.reset()
-                pause_s = self._pause_s(found)
+                pause_s = SOON_S if self._clock() < self._followed_until else POLL_S
                 rest_s = min(_REST * (self._clock() - began), POLL_S)
                 self.store()
                 if self.stop.wait(max(SOON_S, rest_s)):
                     return
                 self._soon.wait(max(0.0, pause_s - rest_s))
                 self._soon.clear()
-
-    def _pause_s(self, found: Sequence[Known]) -> float:
-        """Until the next poll where `soon` is not called: sooner while a pod starts or ends and its status changes."""
-        now = self._clock()
-        self._starting = {
-            one.uid: self._starting.get(one.uid, now)
-            for one in found
-            if one.manifest is not None and one.manifest.is_starting
-        }
-        if now < self._followed_until:
-            return SOON_S
-        new = any(now - since < _STARTING_MOST_S for since in self._starting.values())
-        return STARTING_S if new else POLL_S
 
 
 # ---- listed and watched at the API server, as client-go's reflector does

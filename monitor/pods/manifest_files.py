@@ -39,13 +39,6 @@ class Manifest:
     #: Faults that the ranking ignores: the author of a pod may not take it out of the ranking by an annotation.
     problems: tuple[str, ...] = ()
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether its status does not name all of its containers' ids yet."""
-        return self.pod.phase in ("", "Pending", "Running") and any(
-            not self.container_ids.get(one.name) for one in self.pod.containers
-        )
-
 
 @dataclass(frozen=True)
 class Parsed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,6 +39,7 @@ class SpecSource(PodSource):
         super().__init__(within)
         self._kubepods: Path | None = None
         self._dirs: dict[str, PodDir] = {}  # by uid: the directories in kubepods, in this scan
+        self._ids: dict[str, Set[str]] = {}  # uid -> ids of the containers that have a cgroup
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when it held no kubelet's pods and no daemon
@@ -202,8 +203,9 @@ class SpecSource(PodSource):
         pod = manifest.pod
         found: dict[str, Path] = {}
         by_id: dict[str, Path] = {}
-        if manifest.container_ids:
+        if manifest.container_ids or POD_CGROUP not in pod.annotations:
             by_id = cgroup_tree.containers_in(cgroup)
+            self._ids[pod.uid] = by_id.keys()
             scan.watch[cgroup] = CHILDREN
         for container in (*pod.containers, *pod.init_containers):
             key = f"{POD_CGROUP}.{container.name}"

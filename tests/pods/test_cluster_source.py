@@ -262,19 +262,27 @@ def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
     until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back")
 
 
-def test_the_kubelet_is_asked_as_soon_as_a_container_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It writes a moment later that it evicted the pod: an incident does not wait until it would be asked next."""
+def test_the_kubelet_is_asked_as_soon_as_a_container_comes_or_goes(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes the id of one, and that it evicted a pod, a moment later: neither waits for the next question."""
     monkeypatch.setattr(feeds, "POLL_S", 600.0)
-    monkeypatch.setattr("monitor.pods.cluster_source.ENDED_S", 600.0)
+    monkeypatch.setattr("monitor.pods.cluster_source.CHANGING_S", 0.0)
     pod = a_pod("a")
-    cluster.create(pod)
+    status = {**pod["status"], "containerStatuses": []}
+    path = cluster.create({**pod, "status": status}, container="sandbox")
     source = cluster.source(cluster.polled())
     evicted: list[str] = []
     source.feed.ends = source.feed.ends._replace(evicted=lambda uid, *_: evicted.append(uid))
     look(source, lambda: named(source) == {"shop/a"})
-    (container,) = source.pods[uid_of(pod)].containers.values()
+    monkeypatch.setattr("monitor.pods.cluster_source.CHANGING_S", 600.0)
+    container = cgroupfs.make(path / uid_of(pod).replace("-", ""))
+    look(source, lambda: source.feed._followed_until > time.monotonic())
+    cluster.kubelet.pods = [pod]
+    look(source, lambda: source.pods[uid_of(pod)].containers == {"main": container})
+    source.feed._followed_until = 0.0
     container.rmdir()
-    look(source, lambda: container not in source.pods[uid_of(pod)].containers.values())
+    look(source, lambda: source.feed._followed_until > time.monotonic())
     assert evicted == []
     pod["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     look(source, lambda: evicted == [uid_of(pod)])

@@ -287,18 +287,6 @@ def test_a_pod_that_is_asked_to_end_is_reported_once(feed: PushedFeed) -> None:
         assert found == ["u1"]
 
 
-def test_while_a_pod_starts_it_is_asked_every_second(cluster: Cluster) -> None:
-    pod = a_pod("a")
-    feed = cluster.polled()
-    assert feed._pause_s([made("a", "u1")]) == feeds.POLL_S
-    pod["status"] = {"phase": "Pending"}
-    starting = known("test", pod)
-    clock = feed._clock = WaitedClock(1000.0)
-    assert feed._pause_s([starting]) == feeds.STARTING_S
-    clock.now += 61  # whose image cannot be pulled
-    assert feed._pause_s([starting]) == feeds.POLL_S
-
-
 def test_a_kubelet_that_answers_slowly_is_still_asked_every_ten_seconds(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
