@@ -15,12 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from monitor import documents
-from monitor.documents import UnreadableError
 from monitor.errors import MonitorError
 from monitor.kernel.durable import replace_file
 from monitor.kube.client import PODS, SILENCE_S, WATCH_S, ApiClient
@@ -34,8 +31,8 @@ from monitor.pods.model import Ends
 
 #: Beside the pods, so that a later version can tell that it does not know the format.
 _VERSION = 1
-#: Bytes and values around the pods, and to spare.
-_HEAD = 1024
+#: Bytes of a pod in the file: most have 1 KB, one with as many labels and containers as are kept 100.
+_LARGEST = 1 << 16
 
 
 class PodCache:
@@ -49,10 +46,10 @@ class PodCache:
     def load(self) -> list[Any]:
         """The objects that were stored for this node; none where there is no file, or a damaged one."""
         try:
-            found = documents.from_json(documents.decoded(documents.read_bytes(self.path)))
+            found = json.loads(self.path.read_bytes())
         except FileNotFoundError:
             return []
-        except (OSError, UnreadableError, documents.NotAFileError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self.problem = f"{self.path}: {error}; pods are known when the cluster answers"
             return []
         if not isinstance(found, dict) or found.get("version") != _VERSION or found.get("node") != self._node:
@@ -61,24 +58,18 @@ class PodCache:
         return pods if isinstance(pods, list) else []
 
     def store(self, objects: list[Any]) -> bool:
-        """Whether the file is written. Raises nothing: after the next start the feed gets what is not stored.
-
-        It is no more than `load` reads: without the largest pods, where all are more than that.
-        """
-        texts = sorted((json.dumps(one, separators=(",", ":")) for one in objects), key=len)
-        # Each takes a share of what a file may have: bytes (ASCII, as json.dumps makes it), or values.
-        most = documents.MAX_BYTES - _HEAD, documents.MAX_VALUES - _HEAD
-        shares = (max((len(one) + 1) / most[0], (sum(map(one.count, "[{,")) + 1) / most[1]) for one in texts)
-        chosen = [text for text, share in zip(texts, accumulate(shares), strict=True) if share <= 1]
+        """Whether the file is written. Raises nothing: after the next start the feed gets what is not stored."""
+        texts = [json.dumps(one, separators=(",", ":")) for one in objects]
+        chosen = [text for text in texts if len(text) <= _LARGEST]
         text = f'{{"version":{_VERSION},"node":{json.dumps(self._node)},"pods":[{",".join(chosen)}]}}'
         try:
             replace_file(self.path, text.encode())
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}; after a restart pods are known when the cluster answers"
             return False
-        too_many = f"{self.path}: the {len(texts) - len(chosen)} largest of {len(texts)} pods do not fit into a file"
-        lost = len(chosen) < len(texts)
-        self.problem = f"{too_many}; after a restart they are known when the cluster answers" if lost else ""
+        lost = f"{self.path}: {len(texts) - len(chosen)} of {len(texts)} pods are too large for it"
+        lost += "; after a restart they are known when the cluster answers"
+        self.problem = lost if len(chosen) < len(texts) else ""
         return True
 
 
@@ -346,8 +337,7 @@ class ApiServerFeed(PodFeed):
         self._field_selector = field_selector
         self._back_off = BackOff()
         self._silence_s = SILENCE_S
-        self._version = ""  # of the last event or list; "" until the first list
-        self._any_version = False  # a list of that version or newer cannot be had: take what there is
+        self._version = "0"  # of the last event or list; "": a list of that or newer cannot be had
         self._watchable = False
 
     def _run(self) -> None:
@@ -369,11 +359,13 @@ class ApiServerFeed(PodFeed):
             self.store()
 
     def _list(self) -> None:
-        version = "" if self._any_version else self._version or "0"
         listed = self._client.list(
-            PODS, lambda found: known(self.where, found), field_selector=self._field_selector, resource_version=version
+            PODS,
+            lambda found: known(self.where, found),
+            field_selector=self._field_selector,
+            resource_version=self._version,
         )
-        self._version, self._any_version, self._watchable = listed.resource_version, False, True
+        self._version, self._watchable = listed.resource_version, True
         self.replace_all({one.uid: one for one in listed.items})
 
     def _watch(self) -> None:
@@ -404,10 +396,10 @@ class ApiServerFeed(PodFeed):
         # have that version any more, what happened since is lost to a watch.
         if not isinstance(error, TransportError | TooManyRequests | ServerError):
             self._watchable = False
-        if isinstance(error, ApiError):
-            self._any_version |= at_list and isinstance(error, ResourceExpired)
-            # Of a server that is behind, or whose etcd was restored.
-            self._any_version |= error.has_cause("ResourceVersionTooLarge")
+        # Of a server that is behind, or whose etcd was restored, too: take what there is.
+        behind = isinstance(error, ApiError) and error.has_cause("ResourceVersionTooLarge")
+        if behind or (at_list and isinstance(error, ResourceExpired)):
+            self._version, self._watchable = "", False
         if not isinstance(error, ResourceExpired):  # every watch meets that some day: a list follows
             self.fail(error)
         self.stop.wait(self._back_off.next_s(error))

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from monitor import documents
 from monitor.kube.errors import TransportError
 from monitor.pods import feed as feeds
 from monitor.pods.feed import LINGER_S, STORE_S, Known, PodCache, PodFeed, known
@@ -209,23 +208,16 @@ def test_a_cache_that_cannot_be_written_is_reported_and_tried_again(tmp_path: Pa
     assert feed.problems() == []
 
 
-def test_what_is_stored_can_be_read_again(tmp_path: Path, clock: WaitedClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is refused would be no pods at all after a restart: the largest are left out instead."""
-    pods = [made(f"p{i}", f"u{i}") for i in range(5)]
-    for at, one in enumerate(pods):
-        one.object["metadata"]["labels"] = {f"label{i}": "x" * 63 for i in range((50, 3, 100, 2, 1)[at])}
-    for limit, value, kept in [("MAX_BYTES", 8000, "0134"), ("MAX_VALUES", 1230, "0134"), ("MAX_BYTES", 3600, "134")]:
-        feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
-        with monkeypatch.context() as limits:
-            limits.setattr(documents, limit, value)
-            feed.replace_all(of(*pods))
-            assert sorted(one["metadata"]["name"] for one in cached(feed, clock)["pods"]) == [f"p{i}" for i in kept]
-            again = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
-            assert names(again.manifests()) == [f"p{i}" for i in kept]
-            assert again.problems() == []
-        left_out = f"the {5 - len(kept)} largest of 5 pods do not fit into a file"
-        assert left_out in feed.problems()[0]
-        assert not feed._dirty  # nothing is tried again before something changes
+def test_a_tenant_fills_no_disk(tmp_path: Path, clock: WaitedClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is written again with each change: what a tenant writes into its pods stays out of it."""
+    pods = [made(f"p{i}", f"u{i}") for i in range(3)]
+    pods[1].object["metadata"]["labels"] = {f"label{i}": "x" * 63 for i in range(100)}
+    monkeypatch.setattr(feeds, "_LARGEST", 4096)
+    feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
+    feed.replace_all(of(*pods))
+    assert [one["metadata"]["name"] for one in cached(feed, clock)["pods"]] == ["p0", "p2"]
+    assert "1 of 3 pods are too large for it; after a restart they are known when" in feed.problems()[0]
+    assert not feed._dirty  # nothing is tried again before something changes
 
 
 def test_it_is_written_every_five_seconds_at_most(tmp_path: Path, clock: WaitedClock) -> None:
