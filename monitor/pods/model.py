@@ -47,7 +47,6 @@ class Change:
     updated: list[FoundPod] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # those of the new problems that are errors
 
 
 @dataclass
@@ -56,15 +55,14 @@ class Scan:
 
     pods: dict[str, FoundPod] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)  # problems too: two pods with one identity
     watch: dict[Path, int] = field(default_factory=dict)  # directory -> inotify mask
     unsettled: bool = False  # something is about to appear that no event announces: scan again soon
 
     def add(self, found: FoundPod) -> None:
-        """Take in a pod. A second one of its identity gets that of its own path, and an error names both."""
+        """Take in a pod. A second one of its identity gets that of its own path, and a problem names both."""
         other = self.pods.get(found.pod.uid)
         if other is not None:
-            self.errors.append(
+            self.problems.append(
                 f"cgroups {other.cgroup} and {found.cgroup} are both pod {found.pod.uid}: both are watched; remove one"
             )
             found = replace(found, pod=replace(found.pod, uid=stable_uid("cgroup", str(found.cgroup))))
@@ -198,8 +196,7 @@ class PodSource(ABC):
     def _difference(self, scan: Scan) -> Change:
         updated = [found for uid, found in scan.pods.items() if self._known.get(uid) != found]
         removed = [uid for uid in self._known if uid not in scan.pods]
-        problems = dict.fromkeys((*scan.errors, *scan.problems))
+        problems = dict.fromkeys(scan.problems)
         new = [problem for problem in problems if problem not in self._problems]
-        change = Change(updated, removed, new, [problem for problem in new if problem in scan.errors])
         self._known, self._problems = scan.pods, tuple(problems)
-        return change
+        return Change(updated, removed, new)

@@ -70,7 +70,7 @@ class SpecSource(PodSource):
         for manifest in manifests:
             uid = manifest.pod.uid
             if uid in seen:
-                scan.errors.append(
+                scan.problems.append(
                     f"{manifest.where}: metadata.uid: {uid} is also the pod of {seen[uid]}; remove one of them"
                 )
                 continue

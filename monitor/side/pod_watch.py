@@ -161,7 +161,6 @@ class PodSync:
             updated |= {one.pod.uid: one for one in change.updated}
             total.removed.extend(gone)
             total.problems.extend(change.problems)
-            total.errors.extend(change.errors)
         total.updated.extend(updated.values())
         self.send()
         return total
@@ -179,7 +178,7 @@ class PodSync:
     def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
         """Log what changed since ``before``, and look at the processes of the pods."""
         for problem in change.problems:
-            (self.log.error if problem in change.errors else self.log.warning)(problem)
+            self.log.warning(problem)
         for uid in change.removed:
             self.scores.remove_pod(uid)
             name = label(before[uid].pod) if uid in before else uid
