@@ -155,10 +155,8 @@ class _Look:
     def _logs(self, containers: dict[str, dict[str, Usage]]) -> Usage:
         """Each container's logs, into ``containers``; all of them with the files beside them, as a sum."""
         total = NOTHING
-        directory = self._log_directory()
-        if directory is None:
-            return total
-        for entry in self._entries(directory):
+        pod = self.found.pod
+        for entry in self._entries(self.roots.logs / f"{pod.namespace}_{pod.name}_{pod.uid}"):
             if entry.is_dir(follow_symlinks=False):
                 usage = self._usage(Path(entry.path))
                 if usage is not None:
@@ -167,15 +165,6 @@ class _Look:
             else:
                 total += self._usage(Path(entry.path)) or NOTHING
         return total
-
-    def _log_directory(self) -> Path | None:
-        pod = self.found.pod
-        exact = self.roots.logs / f"{pod.namespace}_{pod.name}_{pod.uid}"
-        if os.path.isdir(exact):
-            return exact
-        # A pod known only by its cgroup has neither namespace nor name.
-        names = (entry.name for entry in self._entries(self.roots.logs))
-        return next((self.roots.logs / name for name in names if name.endswith(f"_{pod.uid}")), None)
 
     def _volumes(self) -> Iterator[tuple[str, Path, bool]]:
         """(name, directory, whether it counts against the pod's limit) of each volume that can be found.

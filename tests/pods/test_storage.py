@@ -79,12 +79,6 @@ def test_logs_of_each_container(roots: Roots) -> None:
     assert found.problems == ()
 
 
-def test_a_pod_known_by_its_uid_alone_has_logs_too(roots: Roots) -> None:
-    put(roots.logs / "kube-system_dns_uid-a" / "c" / "0.log", PAGE)
-    put(roots.logs / "kube-system_dns_uid-aa" / "c" / "0.log", 2 * PAGE)
-    assert files(measure(found_pod(namespace=""), roots).stats, "logs", "usedBytes") == PAGE
-
-
 def test_volumes_of_every_kind(mounts: Mounts, roots: Roots) -> None:
     volumes = roots.pods / "uid-a" / "volumes"
     for plugin, name in (
