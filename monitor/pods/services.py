@@ -97,7 +97,7 @@ class ServiceSource(PodSource):
         places = list(self._places(scan))
         self._splitting = {path for path, place in places if _may_split(path, place)}
         inside = {path: self._containers(path, place) for path, place in places}
-        wanted = {place.ident: place.runtime for _, place in places if place.ident}
+        wanted = {place.ident: place.namespace for _, place in places if place.ident}
         wanted |= {ident: units.PODMAN for containers in inside.values() for ident in containers}
         self._runtimes.refresh(wanted)
         scan.problems.extend(self._runtimes.problems)
@@ -209,7 +209,7 @@ class ServiceSource(PodSource):
         return _Look(now, first, score, starting, f"it holds {vital}" if vital else "", session, containers)
 
     def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, ours: str) -> Facts:
-        name, aliases = printable(os.fsencode(place.name)), [place.name, units.unescaped(place.name).replace("/", "-")]
+        name, aliases = printable(os.fsencode(place.name)), [place.name]
         labels: Mapping[str, str] | None = {}
         if place.ident:
             known = self._runtimes.known(place.ident)

@@ -78,7 +78,6 @@ _LAYOUTS = tuple(
 _UNSPLIT = re.compile(r"[^:]*\.slice:([^:]+):([^:]+)")
 #: Units that run nothing of their own, although systemd has cgroups for some of them.
 _IDLE = (".mount", ".automount", ".socket", ".swap", ".device", ".target", ".timer", ".path")
-_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +90,7 @@ class Place:
     namespace: str
     name: str
     parts: tuple[str, ...]
-    ident: str = ""  # of a container or a pod of podman: all 64 digits
-    runtime: str = ""
+    ident: str = ""  # of a container or a pod of podman's or docker's (the namespace): all 64 digits
     user: int | None = None
 
 
@@ -135,7 +133,7 @@ def _of_layout(parts: tuple[str, ...]) -> Place | str | None:
             return DESCEND if len(parts) < len(levels) else SKIP
         name = ".".join(group for one in matches for group in one.groups())
         if re.fullmatch(_ID, name) and namespace in (DOCKER, PODMAN):
-            return Place(kind, namespace, name[:12], parts, name, namespace)
+            return Place(kind, namespace, name[:12], parts, name)
         return Place(kind, namespace, name if kind == CONTAINER else f"monitor-{name}", parts)
     return None
 
@@ -149,7 +147,7 @@ def unsplit(parts: tuple[str, ...]) -> Place | None:
     is_id = re.fullmatch(_ID, ident) is not None
     runtime = _LABELLED.get(prefix, "") if is_id else ""  # docker lists no step of a build, which has a short one
     name = ident[:12] if is_id else ident
-    return Place(CONTAINER, runtime or prefix, name, parts, ident if runtime else "", runtime)
+    return Place(CONTAINER, runtime or prefix, name, parts, ident if runtime else "")
 
 
 def _place(parts: tuple[str, ...], slices: Sequence[str], user: int | None) -> Place | str:
@@ -158,10 +156,9 @@ def _place(parts: tuple[str, ...], slices: Sequence[str], user: int | None) -> P
         if _MONITOR.fullmatch(name):
             return Place(MONITOR, PODMAN, name, parts)
         if found := _SCOPE.fullmatch(name):
-            runtime = _LABELLED[found[1]]
-            return Place(CONTAINER, runtime, found[2][:12], parts, found[2], runtime)
+            return Place(CONTAINER, _LABELLED[found[1]], found[2][:12], parts, found[2])
         if pod := _POD_SLICE.fullmatch(name):
-            return Place(PODMAN_POD, PODMAN, pod[1][:12], parts, pod[1], PODMAN)
+            return Place(PODMAN_POD, PODMAN, pod[1][:12], parts, pod[1])
         if name.endswith(_IDLE):
             return SKIP
     if name == "init.scope" and not slices:
@@ -201,14 +198,3 @@ def managed_by(parts: Sequence[str]) -> int | None:
 def unit_name(part: str) -> str:
     """The unit of a directory: systemd writes ``_`` before a name that the kernel's own files might have."""
     return part[1:] if part.startswith("_") and len(part) > 1 else part
-
-
-def unescaped(name: str) -> str:
-    """A unit's name with ``\\x2d`` and the like as the characters that they stand for (systemd-escape(1))."""
-    if not _ESCAPE.search(name):
-        return name
-    raw = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), name)
-    try:  # each escape is one byte: what is more than ASCII takes several
-        return "".join(raw).encode("latin-1").decode()
-    except (UnicodeEncodeError, UnicodeDecodeError):
-        return raw

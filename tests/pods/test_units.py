@@ -14,7 +14,6 @@ from monitor.pods.units import (
     UNIT,
     Place,
     classify,
-    unescaped,
     unsplit,
 )
 
@@ -106,18 +105,18 @@ def test_a_directory_for_each_container(path: str, kind: str, name: str) -> None
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        (f"kubepods-burstable.slice:cri-containerd:{ID}", ("cri-containerd", ID[:12], "", "")),
+        (f"kubepods-burstable.slice:cri-containerd:{ID}", ("cri-containerd", ID[:12], "")),
         # Its labels may forbid an eviction: outrace asks its runtime for them.
-        (f"system.slice:docker:{ID}", ("docker", ID[:12], ID, "docker")),
-        (f"machine.slice:libpod:{ID}", ("podman", ID[:12], ID, "podman")),
-        ("system.slice:nerdctl:odd", ("nerdctl", "odd", "", "")),
-        ("system.slice:docker:jvifp9a6b1lxa1kuw8bwfcovf", ("docker", "jvifp9a6b1lxa1kuw8bwfcovf", "", "")),  # a build
+        (f"system.slice:docker:{ID}", ("docker", ID[:12], ID)),
+        (f"machine.slice:libpod:{ID}", ("podman", ID[:12], ID)),
+        ("system.slice:nerdctl:odd", ("nerdctl", "odd", "")),
+        ("system.slice:docker:jvifp9a6b1lxa1kuw8bwfcovf", ("docker", "jvifp9a6b1lxa1kuw8bwfcovf", "")),  # a build
         ("system.slice:odd", None),
     ],
 )
 def test_a_container_in_the_unit_of_its_runtime(name: str, expected: tuple[str, ...] | None) -> None:
     found = unsplit(("system.slice", "docker.service", name))
-    assert expected == (None if found is None else (found.namespace, found.name, found.ident, found.runtime))
+    assert expected == (None if found is None else (found.namespace, found.name, found.ident))
 
 
 @pytest.mark.parametrize(
@@ -153,17 +152,3 @@ def test_any_path_is_read(parts: list[str]) -> None:
         assert found.name
         assert found.namespace
         assert "/" not in found.namespace
-
-
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("app-fire\\x2dfox.scope", "app-fire-fox.scope"),
-        ("a\\xc3\\xa9.service", "aé.service"),
-        ("a\\xff.service", "aÿ.service"),  # half a character: as it is written
-        ("plain.service", "plain.service"),
-        ("a\\x2", "a\\x2"),
-    ],
-)
-def test_escapes(name: str, read: str) -> None:
-    assert unescaped(name) == read
