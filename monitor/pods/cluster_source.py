@@ -31,9 +31,9 @@ class ClusterSource(SpecSource):
         self._listed: list[Manifest] = []  # at this scan
         self._unlisted: dict[str, float] = {}  # uid -> since when (monotonic seconds)
         self._ready = select.epoll()
-        self._ready.register(feed.fileno(), select.EPOLLIN)
-        if self._watcher is not None:
-            self._ready.register(self._watcher.fileno(), select.EPOLLIN)
+        for fd in (feed.fileno(), self._watcher.fileno()):
+            if fd is not None:
+                self._ready.register(fd, select.EPOLLIN)
         feed.start()
 
     @property

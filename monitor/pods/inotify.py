@@ -46,25 +46,22 @@ class Event:
 
 
 class Watcher:
-    def __init__(self, fd: int, libc: ctypes.CDLL) -> None:
-        self._fd = fd
-        self._libc = libc
+    """Where the kernel gives no descriptor (limit of instances) it is `incomplete`, and nothing is ever reported."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watches: dict[Path, tuple[int, int]] = {}  # directory -> (watch descriptor, inode)
         self._paths: dict[int, Path] = {}
-        self.incomplete = False  # a directory that should be watched is not (the user's limit of watches is reached)
+        self.incomplete = self._fd < 0  # a directory that should be watched is not (a limit of the user is reached)
 
-    @classmethod
-    def open(cls) -> Watcher | None:
-        """A watcher, or None if the kernel gives none (limit of instances reached): the caller then scans."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        return cls(fd, libc) if fd >= 0 else None
-
-    def fileno(self) -> int:
-        return self._fd
+    def fileno(self) -> int | None:
+        return self._fd if self._fd >= 0 else None
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = -1
 
     def watch_only(self, wanted: Mapping[Path, int]) -> bool:
         """Watch exactly these directories (path -> mask); True if at least one is watched anew. A directory that was
@@ -72,8 +69,7 @@ class Watcher:
         """
         for path in self._watches.keys() - wanted.keys():
             self._forget(path)
-        added = False
-        self.incomplete = False
+        added, self.incomplete = False, self._fd < 0
         for path, mask in wanted.items():
             try:
                 inode = os.stat(path).st_ino
@@ -98,7 +94,7 @@ class Watcher:
         for _ in range(_READS):
             try:
                 data = os.read(self._fd, 65536)
-            except BlockingIOError:
+            except OSError:  # there is no more, or no descriptor
                 break
             at = 0
             while at < len(data):

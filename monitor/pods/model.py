@@ -99,7 +99,7 @@ class PodSource(ABC):
         self._cgroup_root = within.cgroup_root
         self._known: dict[str, FoundPod] = {}
         self._problems: tuple[str, ...] = ()
-        self._watcher = Watcher.open()
+        self._watcher = Watcher()
         self._next_scan = 0.0  # time.monotonic(); 0 = at once
         self._patience_s = 0.0  # before looking again at what is unsettled
 
@@ -110,7 +110,7 @@ class PodSource(ABC):
 
     def fileno(self) -> int | None:
         """A descriptor that is readable when something changed; None without inotify (then only polls find it)."""
-        return self._watcher.fileno() if self._watcher else None
+        return self._watcher.fileno()
 
     def due_s(self) -> float:
         """Seconds until the next scan although no event came; 0 or less: at the next poll."""
@@ -138,13 +138,13 @@ class PodSource(ABC):
 
     def poll(self) -> Change:
         """What changed since the last poll; the first gives everything. Bad input never raises: see ``problems``."""
-        events = [e for e in self._watcher.drain() if self._concerns(e)] if self._watcher else []
+        events = [e for e in self._watcher.drain() if self._concerns(e)]
         if not events and time.monotonic() < self._next_scan:
             return Change()
         scan = self._scan()
         for _ in range(_ROUNDS):
             # A directory may have changed between being scanned and being watched: after new watches look again.
-            if self._watcher is None or not self._watcher.watch_only(scan.watch):
+            if not self._watcher.watch_only(scan.watch):
                 break
             scan = self._scan()
         self._next_scan = self._when(scan, bool(events))
@@ -152,7 +152,7 @@ class PodSource(ABC):
 
     def _when(self, scan: Scan, changed: bool) -> float:
         """When to scan again if no event comes first."""
-        if self._watcher is None or self._watcher.incomplete:
+        if self._watcher.incomplete:
             return 0.0  # no event may ever come: look in every poll
         if not scan.unsettled:
             self._patience_s = 0.0
@@ -167,9 +167,7 @@ class PodSource(ABC):
         return False
 
     def close(self) -> None:
-        if self._watcher:
-            self._watcher.close()
-            self._watcher = None
+        self._watcher.close()
 
     @abstractmethod
     def _scan(self) -> Scan:

@@ -15,7 +15,7 @@ WRITES = 12_000
 
 
 def test_a_read_of_events_has_an_end_and_each_kind_is_given_once(tmp_path: Path) -> None:
-    with contextlib.closing(Watcher.open()) as watcher:
+    with contextlib.closing(Watcher()) as watcher:
         watcher.watch_only({tmp_path: FILES | IN_MODIFY})
         with open(tmp_path / "a", "wb", 0) as one, open(tmp_path / "b", "wb", 0) as other:
             for _ in range(WRITES // 2):
