@@ -184,17 +184,9 @@ def search(hierarchy: Hierarchy, node: Path, uids: Iterable[str]) -> Path | None
     return next((path for path in _candidates(hierarchy, node) if any(one.uid in known for one in pods_in(path))), None)
 
 
-def of_pod(hierarchy: Hierarchy, cgroup: Path, uids: Iterable[str]) -> Path | None:
-    """The kubepods that a pod with one of these uids lies in, by the pod's cgroup; None if that is not believed."""
-    if not cgroup.is_relative_to(hierarchy.root):
-        return None
-    kube = _believed(hierarchy, cgroup)
-    return hierarchy.root / kube.root if kube and kube.uid in tuple(uids) else None
-
-
-def _believed(hierarchy: Hierarchy, path: Path) -> KubePath | None:
-    """What a path says, where it lies in a kubepods that root alone made."""
-    kube = parse(str(path.relative_to(hierarchy.root)))
+def believed(hierarchy: Hierarchy, path: Path) -> KubePath | None:
+    """What the path of a cgroup says, where it lies in a kubepods that root alone made."""
+    kube = parse(str(path.relative_to(hierarchy.root))) if path.is_relative_to(hierarchy.root) else None
     return kube if kube and not distrust(hierarchy.root / kube.root, hierarchy.root) else None
 
 
@@ -209,17 +201,11 @@ def tree_uids(pod: Pod) -> tuple[str, ...]:
     return tuple(dict.fromkeys((pod.uid, *(text for text in hashes if _HASH.fullmatch(text)))))
 
 
-def whose(hierarchy: Hierarchy, path: Path) -> str | None:
-    """The uid of the pod of a kubelet that a cgroup is, or lies in; None if of none that is believed."""
-    kube = _believed(hierarchy, path)
-    return kube.uid if kube else None
-
-
 def holds_pods(hierarchy: Hierarchy, path: Path) -> bool:
     """Whether a cgroup is a kubepods or class directory, or has a kubepods of root's below it: then it is refused as
     one pod's. (A cluster inside a pod belongs to that pod.)
     """
-    kube = _believed(hierarchy, path)
+    kube = believed(hierarchy, path)
     return kube.uid is None if kube else bool(_candidates(hierarchy, path))
 
 

@@ -13,7 +13,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.owner import changed_by, mend
 from monitor.pods import cgroup_tree, claims, manifest_files
-from monitor.pods.cgroup_tree import PodDir, holds_pods, kubepods_of, search, search_dirs, tree_uids, whose
+from monitor.pods.cgroup_tree import PodDir, believed, holds_pods, kubepods_of, search, search_dirs, tree_uids
 from monitor.pods.inotify import CHILDREN, FILES, IN_CREATE, Event
 from monitor.pods.manifest_files import POD_CGROUP, Manifest, Parsed
 from monitor.pods.model import RESCAN_S, FoundPod, PodSource, Scan, Within, first
@@ -164,9 +164,9 @@ class SpecSource(PodSource):
         cgroup = f"{_KEY}: cgroup {text!r}"
         if why := claims.refused(self.hierarchy.root, path):
             raise ConfigError(f"{cgroup} {why}", "name a cgroup of the pod's own, or remove the manifest")
-        owner = whose(self.hierarchy, path)
-        if owner is not None and owner not in tree_uids(manifest.pod):
-            problem = f"{cgroup} is of the pod of uid {owner}, and this pod's is {manifest.pod.uid}"
+        kube = believed(self.hierarchy, path)
+        if kube is not None and kube.uid is not None and kube.uid not in tree_uids(manifest.pod):
+            problem = f"{cgroup} is of the pod of uid {kube.uid}, and this pod's is {manifest.pod.uid}"
             raise ConfigError(problem, "correct metadata.uid, or remove the annotation")
         ident, now = cgroupfs.cgroup_id(path), time.monotonic()
         if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S:

@@ -18,7 +18,7 @@ from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.domains import Reading
 from monitor.link.messages import LogLine
 from monitor.link.outbox import Outbox
-from monitor.pods.cgroup_tree import kubepods_of, of_pod
+from monitor.pods.cgroup_tree import believed, kubepods_of
 from monitor.policy.thresholds import Threshold
 from monitor.settings.config import STEP, RunConfig
 from monitor.sources.source import MemorySource
@@ -99,8 +99,8 @@ class Gauge:
             return False
         hierarchy = self.hierarchy
         path = kubepods_of(hierarchy, self._node or hierarchy.root, self._config.cgroup_root)
-        if path is None and pod is not None:
-            path = of_pod(hierarchy, pod[0], pod[1:])
+        if path is None and pod is not None and (kube := believed(hierarchy, pod[0])) and kube.uid == pod[1]:
+            path = hierarchy.root / kube.root
         if path is None:
             return False
         try:

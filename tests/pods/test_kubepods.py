@@ -9,7 +9,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
-from monitor.pods.cgroup_tree import candidate_paths, holds_pods, kubepods_of, of_pod, whose
+from monitor.pods.cgroup_tree import believed, candidate_paths, holds_pods, kubepods_of
 from monitor.pods.model import Change
 from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
 from tests.pods.test_claims import NOBODY, OTHER, UID
@@ -49,8 +49,7 @@ def test_a_users_own_kubepods_is_none(node: Path, where: str) -> None:
     assert "no kubepods cgroup" in problem
     assert (f"{fake} belongs to user {NOBODY}" in problem) == (fake.parent == node)
     assert kubepods_of(hierarchy, node) is None
-    assert whose(hierarchy, fake / f"besteffort/pod{UID}") is None
-    assert of_pod(hierarchy, fake / f"besteffort/pod{UID}", [UID]) is None
+    assert believed(hierarchy, fake / f"besteffort/pod{UID}") is None
     # The kubelet's own is found beside it.
     if fake.parent != node:
         cgroupfs.make(node / f"kubepods/burstable/pod{OTHER}/main")
@@ -137,7 +136,8 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(hierarchy: Hie
     manifest(folder, "web", uid=UID)
     change = look(folder)
     assert uids(change) == [UID]
-    assert of_pod(hierarchy, change.updated[0].cgroup, [UID]) == pod.parent
+    kube = believed(hierarchy, change.updated[0].cgroup)
+    assert (hierarchy.root / kube.root, kube.uid) == (pod.parent, UID)
 
 
 def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
