@@ -8,7 +8,7 @@ known. A runtime that hangs costs a second, and the pause before the next questi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -157,17 +157,6 @@ def with_pods(found: Mapping[str, Known]) -> dict[str, Known]:
         inherited = {label: pod.labels[label] for label in (PRIORITY, NEVER) if label in pod.labels}
         joined |= {one: replace(known, labels={**inherited, **known.labels}) for one, known in members.items()}
     return joined
-
-
-def common_labels(containers: Iterable[Known]) -> dict[str, str]:
-    """The labels of containers that go together: one that may never go keeps all; what contradicts forbids it too."""
-    values: dict[str, dict[str, None]] = {}
-    for known in containers:
-        for label, value in known.labels.items():
-            values.setdefault(label, {})[value] = None
-    joined = {label: " and ".join(all_of) for label, all_of in values.items()}
-    never = next((value for value in values.get(NEVER, ()) if value != "false"), None)
-    return joined if never is None else {**joined, NEVER: never}
 
 
 def ask(path: str, question: str) -> Any:

@@ -23,10 +23,10 @@ from monitor.pods import claims, units
 from monitor.pods.cgroup_tree import children, is_kubepods
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
 from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within, first
-from monitor.pods.runtimes import Runtimes, common_labels
+from monitor.pods.runtimes import Runtimes
 from monitor.pods.units import Place
 from monitor.policy.pods import stable_uid
-from monitor.policy.services import Facts, service_pod
+from monitor.policy.services import LABELS, Facts, service_pod
 
 #: Files of a cgroup that change what is known of a unit. (At a limit memory.events changes by the hundred.)
 _FILES = {"cgroup.procs", "cgroup.events", "memory.min", "memory.low", "memory.max"}
@@ -219,7 +219,8 @@ class ServiceSource(PodSource):
         elif inside:
             # The unit is what systemd starts again, and what goes as a whole: it keeps its name, and has their labels.
             found = [known for ident in inside if (known := self._runtimes.known(ident)) is not None]
-            labels = common_labels(found) if len(found) == len(inside) else None
+            alike = len({tuple(map(known.labels.get, LABELS)) for known in found}) == 1
+            labels = found[0].labels if alike and len(found) == len(inside) else None  # what differs forbids it
             aliases += [f"{units.PODMAN}/{known.name}" for known in found]
         request, limit = self._kept(path), cgroupfs.limit(path)
         if inside:

@@ -10,7 +10,7 @@ import pytest
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods import model, runtimes
-from monitor.pods.runtimes import Known, Runtimes, common_labels
+from monitor.pods.runtimes import Runtimes
 from monitor.policy.resources import pod_request
 from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime, podman
 from tests.pods.unit_tree import (
@@ -251,15 +251,16 @@ def test_a_container_without_a_process_yet_is_being_started(tree: Tree, start: S
         assert "being started" in looked(tree, runtimes=known)["system/web.service"].taken_critical
 
 
-def test_containers_that_go_together() -> None:
-    web, db = {"outrace/priority": "5", "a": "x"}, {"outrace/priority": "5", "outrace/never": "true"}
-    assert common_labels([Known("web", web)]) == web
-    assert common_labels([Known("web", web), Known("db", db)]) == {**web, **db}
-    other = {"outrace/priority": "6", "outrace/never": "false"}
-    assert common_labels([Known("db", db), Known("other", other)]) == {
-        "outrace/priority": "5 and 6",  # which is no priority: it is not evicted
-        "outrace/never": "true",
-    }
+@pytest.mark.parametrize("own", [{"outrace/priority": "7", "other": "x"}, {"outrace/priority": "6"}, {}])
+def test_containers_that_go_together_go_where_their_labels_are_alike(
+    tree: Tree, start: Start, tmp_path: Path, own: dict[str, str]
+) -> None:
+    for ident in (ID, OTHER):
+        start(f"{UNIT}/libpod-payload-{ident}")
+    with podman(tmp_path, [*listed(priority="7"), {"Id": OTHER, "Names": ["/b"], "Labels": own}], {}) as known:
+        (pod,) = looked(tree, runtimes=known).values()
+    alike = (7, ""), (0, "its labels, which may forbid it, are not known")
+    assert (pod.priority, pod.taken_critical) == alike["other" not in own]
 
 
 def test_a_pod_for_each_container_of_a_manager_with_directories(
