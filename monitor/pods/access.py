@@ -67,7 +67,7 @@ class Access:
         """Raises ConfigError where it cannot be known: another name has no pods, and nothing would be reported."""
         if self.node_name or self.kubelet.flags.get("hostname-override"):
             return self.node_name or self.kubelet.node_name
-        if self._in_pod and not self._host_network:
+        if self._in_pod:
             raise ConfigError(
                 "the name of the node is not known in a pod", "give --node-name, in a DaemonSet from spec.nodeName"
             )
@@ -76,14 +76,6 @@ class Access:
     @property
     def _in_pod(self) -> bool:
         return bool(os.environ.get("KUBERNETES_SERVICE_HOST"))
-
-    @property
-    def _host_network(self) -> bool:
-        """Whether our host name is the machine's: the UTS namespace is that of process 1."""
-        try:
-            return os.stat("/proc/1/ns/uts").st_ino == os.stat("/proc/self/ns/uts").st_ino
-        except OSError:
-            return False
 
     def api_server(self) -> tuple[ClusterConfig, str]:
         """The API server, and where its credentials come from: as given, a pod's, the kubelet's own. ConfigError.

@@ -70,9 +70,7 @@ class NodeKubelet:
         """Where it serves https, from this node."""
         address = self.setting("address")
         host = "127.0.0.1" if address in ("", "0.0.0.0", "::") else address
-        port = self.setting("port")
-        is_port = port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
-        return f"https://{f'[{host}]' if ':' in host else host}:{int(port) if is_port else 10250}"
+        return f"https://{f'[{host}]' if ':' in host else host}:{self.setting('port') or 10250}"
 
     @property
     def trust(self) -> KubeletTrust:
