@@ -16,7 +16,6 @@ from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.manifest_files import MOST_CONTAINERS
 from monitor.pods.model import FoundPod
-from monitor.pods.tree import is_sandbox
 from monitor.policy.releases import CURRENT, Era
 
 #: A runtime moves a process into its cgroup first and sets its value a moment later: in observe mode look after that.
@@ -29,6 +28,8 @@ _TURN = 128
 #: Cgroups of a pod whose processes are listed, 27 us each: those in later ones have what they inherit. A pod counts as
 #: so many processes at least, because empty cgroups cost as much.
 _CGROUPS, _LEAST = 1024, 16
+#: What runtimes give a pod's sandbox: it stays. No process without CAP_SYS_RESOURCE gives itself that.
+_SANDBOX = -998
 #: Mismatches remembered per pod, so that each is logged once.
 _MAX_REPORTED = 1024
 
@@ -222,9 +223,9 @@ class OomScores:
                 return None  # gone, or it left the pod since it was seen in it
             containers = pod.found.containers.items()
             container = next((name for name, own in containers if path.is_relative_to(own)), None)
-            if container is None and path.parent == pod.found.cgroup and is_sandbox(self.hierarchy, path):
-                return None  # the runtime's value (-998) stays; as any process can call itself pause
             is_now, started = process.oom_score_adj(), process.started()
+        if container is None and path.parent == pod.found.cgroup and is_now == _SANDBOX:
+            return None
         should = pod.default if container is None else pod.scores.get(container)
         if should is None or is_now is None or started is None or is_now == should:
             return None

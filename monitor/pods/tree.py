@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
-from monitor.kernel import cgroup_procs, cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.procfs import Process
+from monitor.kernel import cgroupfs
 from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, not_believed, search_dirs
 from monitor.pods.inotify import CHILDREN
 from monitor.pods.manifest_files import Manifest
@@ -69,28 +66,3 @@ def _described(one: PodDir) -> Manifest:
         taken_critical=static,
     )
     return Manifest(f"pod {one.uid}", pod, {container.name: container.name for container in containers})
-
-
-#: The name of the program that a pod's sandbox runs, and the oom_score_adj that the container runtime gives it.
-_PAUSE, _PAUSE_ADJ = "pause", -998
-
-
-def is_sandbox(hierarchy: Hierarchy, path: Path) -> bool:
-    """Whether the cgroup is a pod's sandbox: one process alone in it, of a program called pause, started from outside
-    the pod (by the runtime's shim), as no pod can. A runtime may leave its oom_score_adj as it was.
-    """
-    pids = cgroup_procs.processes(path)
-    if len(pids) != 1:
-        return False
-    with Process(pids[0]) as process:
-        adj, exe = process.oom_score_adj(), process.exe()
-        # Without CAP_SYS_PTRACE the program is not readable: then the name will do, with the score.
-        named = process.comm() == _PAUSE and adj == _PAUSE_ADJ if exe is None else Path(exe).name == _PAUSE
-        if adj is None or not named:
-            return False
-        parent = process.parent()
-    if not parent:
-        return parent == 0  # of another pid namespace
-    with Process(parent) as shim:
-        above = shim.memory_cgroup(hierarchy)
-    return above is None or not above.is_relative_to(path.parent)
