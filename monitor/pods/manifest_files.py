@@ -173,8 +173,8 @@ def _container_ids(status: Any) -> dict[str, str]:
 
 # ---- a Pod as the API server or the kubelet serves it: what of it is kept, and what is made of it
 
-#: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, tolerations and volumes are kept, and
-#: this many characters of a text. (Kubernetes adds a few volumes; a label's value has at most 63 characters.)
+#: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, and so many characters of a text, are
+#: kept. (A label's value has at most 63 characters.)
 _MOST, _LONGEST = 100, 1024
 #: Annotations that decide something: where a static pod comes from, and which directory it has.
 _ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
@@ -184,8 +184,8 @@ _STATUSES = ("containerStatuses", "initContainerStatuses")
 _RESIZED = ("cpu", "memory")
 _RESOURCES = (*_RESIZED, "ephemeral-storage")
 _AMOUNTS = ("requests", "limits")
-#: 1.5 MB of a pod are 20,000 containers, and as many init containers: those after so many count as if they requested
-#: nothing, so that the pod is evicted sooner. (The kubelet has 110 pods on a node, of 1 to 10 each.)
+#: ... and of each list so many. 1.5 MB of a pod are 20,000 containers: those after so many count as if they requested
+#: nothing, so that the pod is evicted sooner. (The kubelet has 110 pods on a node, of 1 to 10 containers.)
 MOST_CONTAINERS = 200
 
 Object = dict[str, Any]
@@ -198,11 +198,9 @@ def kept(obj: Any) -> Object:
     made: Object = {"apiVersion": "v1", "kind": "Pod"}
     made |= {key: _pruned(_map(obj, key), shape) for key, shape in _SHAPE.items()}
     for of_spec, of_status in zip(_SPECS, _STATUSES, strict=True):
-        if len(listed := made["spec"].get(of_spec, ())) > MOST_CONTAINERS:
-            made["spec"][of_spec] = listed[:MOST_CONTAINERS]
-            names = {str(one.get("name")) for one in listed[:MOST_CONTAINERS]}
-            statuses = made["status"].get(of_status, ())
-            made["status"][of_status] = [one for one in statuses if str(one.get("name")) in names]
+        names = {str(one.get("name")) for one in made["spec"].get(of_spec, ())}
+        statuses = (_pruned(one, _CONTAINER_STATUS) for one in _list(_map(obj, "status").get(of_status)))
+        made["status"][of_status] = [one for one in statuses if str(one.get("name")) in names]
     return made
 
 
@@ -241,14 +239,14 @@ def _resized(resources: Any, granted: Mapping[str, Any]) -> Object:
 
 def _pruned(obj: Any, shape: Any) -> Any:
     """What of an object has a place in a shape: a map of shapes, a list of one, a function of it, or None, which keeps
-    all. What is no map stays, to be reported.
+    all that is no text. What is no map stays, to be reported.
     """
     if callable(shape):
         return shape(obj)
     if isinstance(shape, list):
-        return [_pruned(one, shape[0]) for one in _list(obj)]
+        return [_pruned(one, shape[0]) for one in _list(obj)[:MOST_CONTAINERS]]
     if shape is None or not isinstance(obj, Mapping):
-        return obj
+        return obj[:_LONGEST] if isinstance(obj, str) else obj
     return {key: _pruned(obj[key], inner) for key, inner in shape.items() if key in obj}
 
 
@@ -260,10 +258,6 @@ def _amounts(found: Any) -> Any:
     return _some(found, (*_RESOURCES, *islice(huge, _MOST)))
 
 
-def _short(found: Any) -> Any:
-    return found[:_LONGEST] if isinstance(found, str) else found
-
-
 def _volume(volume: Mapping[str, Any]) -> Object:
     """Which kind it is, and how large an emptyDir may be: what a configMap or projection holds may be much."""
     return {
@@ -273,10 +267,9 @@ def _volume(volume: Mapping[str, Any]) -> Object:
     }
 
 
-def _texts(found: Mapping[str, Any]) -> Object:
-    """The first `_MOST` entries that are no longer than they may be."""
-    short = ((key, value) for key, value in found.items() if not isinstance(value, str) or len(value) <= _LONGEST)
-    return dict(islice(short, _MOST))
+def _labels(found: Any) -> Object:
+    first = islice(found.items() if isinstance(found, Mapping) else (), _MOST)
+    return {key: _pruned(value, None) for key, value in first}
 
 
 def _some(obj: Any, keys: tuple[str, ...]) -> Object:
@@ -295,26 +288,25 @@ def _list(found: Any) -> list[Any]:
 _OF_RESOURCES = dict.fromkeys(_AMOUNTS, _amounts)
 _CONTAINER = {"name": None, "restartPolicy": None, "resources": _OF_RESOURCES}
 _CONTAINER_STATUS = {"name": None, "containerID": None, "allocatedResources": _amounts}
-_TOLERATION = dict.fromkeys(("key", "operator", "value", "effect", "tolerationSeconds"), _short)
+_TOLERATION = dict.fromkeys(("key", "operator", "value", "effect", "tolerationSeconds"))
 _SPEC = ("overhead", "priority", "priorityClassName", "restartPolicy", "terminationGracePeriodSeconds")
 #: What is kept of a Pod.
 _SHAPE: Mapping[str, Any] = {
     "metadata": {
         **dict.fromkeys(("name", "namespace", "uid", "resourceVersion", "deletionTimestamp")),
-        "annotations": lambda found: _texts(_some(found, _ANNOTATIONS)),
-        "labels": lambda found: _texts(found if isinstance(found, Mapping) else {}),
+        "annotations": dict.fromkeys(_ANNOTATIONS),
+        "labels": _labels,
     },
     "spec": {
         **dict.fromkeys(_SPEC),
         "resources": _OF_RESOURCES,
-        "tolerations": lambda found: [_pruned(one, _TOLERATION) for one in _list(found)[:_MOST]],
-        "volumes": lambda found: [_volume(one) for one in _list(found)[:_MOST]],
+        "tolerations": [_TOLERATION],
+        "volumes": [_volume],
         **{key: [_CONTAINER] for key in _SPECS},
     },
     "status": {
-        **dict.fromkeys(("phase", "qosClass", "reason", "message"), _short),
+        **dict.fromkeys(("phase", "qosClass", "reason", "message")),
         "allocatedResources": _amounts,
         "resources": _OF_RESOURCES,
-        **{key: [_CONTAINER_STATUS] for key in _STATUSES},
     },
 }
