@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,8 +32,8 @@ _SLICE_ROOT = re.compile(r"(?:[^/]+-)?kubepods\.slice")
 _POD = re.compile(r"pod([A-Za-z0-9][A-Za-z0-9._-]*)")
 #: conmon, CRI-O's per-container monitor, has a cgroup beside the container's and is no container.
 _HELPER = re.compile(r"crio-conmon-")
-#: How deep below the node, and in how many directories a level, containers are looked for that are in no kubepods.
-_OUTSIDE_DEPTH, _MOST_OUTSIDE = 3, 2048
+#: How deep below the node containers are looked for that are in no kubepods.
+_OUTSIDE_DEPTH = 3
 #: How deep below the node a kubepods directory is looked for: kind has it at /docker/ID/kubelet.slice/.
 _MAX_DEPTH = 5
 #: ... and among how many directories: a machine without a kubelet may have thousands of other cgroups.
@@ -126,14 +126,21 @@ def outside(node: Path) -> dict[str, Path]:
     ``SLICE:PREFIX:ID`` in the cgroup of the runtime. None that a user made, which may have any name.
     """
     found: dict[str, Path] = {}
-    level = [node]
-    for _ in range(_OUTSIDE_DEPTH):
-        roots = (above for above in level if not distrust(above, above))
-        level = [path for above in roots for path in children(above) if not is_kubepods(path.name)][:_MOST_OUTSIDE]
-        for path in level:
-            of_slice, _, own = path.name.rpartition(":")
-            found |= {key: path for key in (of_slice.partition(":")[0], container_id(own)) if key}
+    for path in chain.from_iterable(islice(_levels(node), _OUTSIDE_DEPTH)):
+        of_slice, _, own = path.name.rpartition(":")
+        found |= {key: path for key in (of_slice.partition(":")[0], container_id(own)) if key}
     return found
+
+
+def _levels(node: Path) -> Iterator[list[Path]]:
+    """The directories at each depth below ``node``, without those in a kubepods, or in one that others can write."""
+    level = [node]
+    seen = 0
+    while level and seen <= _MAX_DIRS:
+        level = [path for above in level if not distrust(above, above) for path in children(above)]
+        yield level
+        seen += len(level)
+        level = [path for path in level if not is_kubepods(path.name)]
 
 
 def children(path: Path, most: int | None = None) -> list[Path]:
@@ -223,17 +230,9 @@ def not_believed(hierarchy: Hierarchy, node: Path, cgroup_root: str = "") -> str
 
 def _candidates(hierarchy: Hierarchy, node: Path) -> list[Path]:
     """Directories named so at the least depth below ``node`` at which there is one that root alone made."""
-    level = [node]
-    seen = 0
-    for _ in range(_MAX_DEPTH):
-        below = [child for parent in level for child in children(parent) if not distrust(child, child)]
-        found = [c for c in sorted(below) if is_kubepods(c.name) and not distrust(c, hierarchy.root)]
-        if found:
+    for level in islice(_levels(node), _MAX_DEPTH):
+        if found := [path for path in sorted(level) if is_kubepods(path.name) and not distrust(path, hierarchy.root)]:
             return found
-        seen += len(below)
-        if seen > _MAX_DIRS:
-            return []
-        level = below
     return []
 
 
