@@ -59,18 +59,18 @@ class ClusterSource(SpecSource):
     def _scan(self) -> Scan:
         scan = Scan()
         self.is_complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
-        self._listed = self.feed.manifests(self._known)
+        self._listed = self.feed.manifests(self.pods)
         scan.problems.extend(self.feed.problems())
         before, self._ids = self._ids, {}
         self._match(scan)
         if self._ids != before:
             self.feed.soon(CHANGING_S)
-        above = search_dirs(self.node) if self._kubepods is None else class_dirs(self._kubepods)
+        above = search_dirs(self.node) if self.kubepods is None else class_dirs(self.kubepods)
         scan.watch.update(dict.fromkeys(above, CHILDREN))
         self._find_unlisted(scan)
         running = sum(one.pod.phase == "Running" for one in self._listed)
         if running and not scan.pods and self._outside is None:
-            where = self._kubepods or f"any kubepods below {self.node}"
+            where = self.kubepods or f"any kubepods below {self.node}"
             scan.problems.append(
                 f"{self.feed.where}: none of {running} running pods has a cgroup in {where}: "
                 "give the kubelet's cgroupRoot in --kubelet-config FILE, or the right --node-name"

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
-from monitor.pods.cgroup_tree import kubepods_of
 from monitor.pods.inotify import Event, Watcher
 from monitor.policy.pods import Pod, stable_uid
 
@@ -97,8 +96,10 @@ class PodSource(ABC):
         self.node = within.node or within.hierarchy.root
         self._spared = within.spared
         self._cgroup_root = within.cgroup_root
-        self._known: dict[str, FoundPod] = {}
-        self._problems: tuple[str, ...] = ()
+        # As of the last poll:
+        self.pods: Mapping[str, FoundPod] = {}  # by uid
+        self.problems: tuple[str, ...] = ()  # also those reported before
+        self.kubepods: Path | None = None  # the node's
         self._watcher = Watcher()
         self._next_scan = 0.0  # time.monotonic(); 0 = at once
         self._patience_s = 0.0  # before looking again at what is unsettled
@@ -116,25 +117,10 @@ class PodSource(ABC):
         """Seconds until the next scan although no event came; 0 or less: at the next poll."""
         return self._next_scan - time.monotonic()
 
-    @property
-    def pods(self) -> Mapping[str, FoundPod]:
-        """Every pod known at the last poll, by uid."""
-        return self._known
-
-    @property
-    def kubepods(self) -> Path | None:
-        """The node's kubepods, as of the last poll."""
-        return kubepods_of(self.hierarchy, self.node, self._cgroup_root)
-
     def unlisted_text(self) -> str:
         """`unlisted` in one line; "" where there is none."""
         what = f"pods that have a cgroup and are not in the list (yet), so not watched: {len(self.unlisted)}"
         return f"{what} ({first(self.unlisted)})" if self.unlisted else ""
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Every problem at the last poll, also those reported before."""
-        return self._problems
 
     def poll(self) -> Change:
         """What changed since the last poll; the first gives everything. Bad input never raises: see ``problems``."""
@@ -192,9 +178,9 @@ class PodSource(ABC):
         return found
 
     def _difference(self, scan: Scan) -> Change:
-        updated = [found for uid, found in scan.pods.items() if self._known.get(uid) != found]
-        removed = [uid for uid in self._known if uid not in scan.pods]
+        updated = [found for uid, found in scan.pods.items() if self.pods.get(uid) != found]
+        removed = [uid for uid in self.pods if uid not in scan.pods]
         problems = dict.fromkeys(scan.problems)
-        new = [problem for problem in problems if problem not in self._problems]
-        self._known, self._problems = scan.pods, tuple(problems)
+        new = [problem for problem in problems if problem not in self.problems]
+        self.pods, self.problems = scan.pods, tuple(problems)
         return Change(updated, removed, new)

@@ -20,7 +20,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.wire import printable
 from monitor.pods import claims, units
-from monitor.pods.cgroup_tree import children, is_kubepods
+from monitor.pods.cgroup_tree import children, is_kubepods, kubepods_of
 from monitor.pods.inotify import CHILDREN, IN_CREATE, IN_DELETE_SELF, IN_MODIFY, IN_ONLYDIR, Event
 from monitor.pods.model import RESCAN_S, Change, FoundPod, PodSource, Scan, Within, first
 from monitor.pods.runtimes import Runtimes
@@ -78,7 +78,7 @@ class ServiceSource(PodSource):
         return True
 
     def poll(self) -> Change:
-        if (found := self._known.get(self._doubted)) is not None:
+        if (found := self.pods.get(self._doubted)) is not None:
             self._doubted, self._next_scan, key = "", 0.0, found.cgroup_ids[0]
             if (look := self._looks.get(key)) is not None:
                 self._looks[key] = replace(look, looked_s=-RESCAN_S)
@@ -93,6 +93,7 @@ class ServiceSource(PodSource):
 
     def _scan(self) -> Scan:
         scan = Scan()
+        self.kubepods = kubepods_of(self.hierarchy, self.node, self._cgroup_root)
         ours = self._spared_cgroups()
         places = list(self._places(scan))
         self._splitting = {path for path, place in places if _may_split(path, place)}

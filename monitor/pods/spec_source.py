@@ -37,16 +37,11 @@ class SpecSource(PodSource):
 
     def __init__(self, within: Within) -> None:
         super().__init__(within)
-        self._kubepods: Path | None = None
         self._dirs: dict[str, PodDir] = {}  # by uid: the directories in kubepods, in this scan
         self._ids: dict[str, Set[str]] = {}  # uid -> ids of the containers that have a cgroup
         self._outside: dict[str, Path] | None = None  # `cgroup_tree.outside`, in this scan
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when it held no kubelet's pods and no daemon
-
-    @property
-    def kubepods(self) -> Path | None:
-        return self._kubepods
 
     @abstractmethod
     def _manifests(self) -> Iterable[Manifest]:
@@ -59,12 +54,12 @@ class SpecSource(PodSource):
     def _match(self, scan: Scan) -> None:
         self._outside = None
         self._ours = self._spared_cgroups()
-        if not self._list_pods(self._kubepods):
+        if not self._list_pods(self.kubepods):
             self._list_pods(kubepods_of(self.hierarchy, self.node, self._cgroup_root))
         manifests = list(self._manifests())
         if not self._dirs and any(POD_CGROUP not in one.pod.annotations for one in manifests):
             uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
-            self._list_pods(search(self.hierarchy, self.node, uids) or self._kubepods)
+            self._list_pods(search(self.hierarchy, self.node, uids) or self.kubepods)
         owners: dict[str, str] = {}  # of each pod's cgroup, with a slash at its end: where the pod is described
         seen: dict[str, str] = {}
         for manifest in manifests:
@@ -100,7 +95,7 @@ class SpecSource(PodSource):
 
     def _list_pods(self, kubepods: Path | None) -> bool:
         """List the directories of this kubepods, once in a scan: with 500 pods that is half of its time."""
-        self._kubepods, self._dirs = kubepods, {}
+        self.kubepods, self._dirs = kubepods, {}
         for one in () if kubepods is None else cgroup_tree.pods_in(kubepods):
             self._dirs.setdefault(one.uid, one)  # an empty one of a former QoS class, BestEffort, comes last
         return bool(self._dirs)
@@ -126,7 +121,7 @@ class SpecSource(PodSource):
         """The pod's directory, and the manifest's key that leads to it. Where the kubelet has one for the pod's uid it
         is that: the author of the pod wrote its annotations too.
         """
-        text, kubepods = manifest.pod.annotations.get(POD_CGROUP), self._kubepods
+        text, kubepods = manifest.pod.annotations.get(POD_CGROUP), self.kubepods
         there = (self._dirs[uid].path for uid in tree_uids(manifest.pod) if uid in self._dirs)
         own = next((path for path in there if cgroupfs.exists(path)), None)
         if own is not None:

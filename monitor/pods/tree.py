@@ -31,7 +31,7 @@ class TreeSource(SpecSource):
     def _scan(self) -> Scan:
         scan = Scan()
         self._match(scan)
-        if self._kubepods is None:
+        if self.kubepods is None:
             scan.watch.update(dict.fromkeys(search_dirs(self.node), CHILDREN))
             why = not_believed(self.hierarchy, self.node, self._cgroup_root)
             scan.problems.append(
@@ -39,7 +39,7 @@ class TreeSource(SpecSource):
                 "the kubelet, or describe pods yourself: --pods manifests:DIR"
             )
         else:
-            above = self._kubepods.parent, *class_dirs(self._kubepods)
+            above = self.kubepods.parent, *class_dirs(self.kubepods)
             scan.watch.update(dict.fromkeys((*above, *(found.cgroup for found in scan.pods.values())), CHILDREN))
         return scan
 

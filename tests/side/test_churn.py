@@ -176,7 +176,7 @@ def test_pods_that_went_are_forgotten_everywhere(side: Node, monkeypatch: pytest
         side.turn()
         counts.append(side.entries())
     settled = counts[int(LINGER_S) + 10]  # what lingers has reached its number
-    assert settled["view.pods"] == settled["scores._pods"] == settled["source._known"] == 5
+    assert settled["view.pods"] == settled["scores._pods"] == settled["source.pods"] == 5
     assert settled["feed._gone"] > LINGER_S - 2
     grown = {name: (settled[name], n) for name, n in counts[-1].items() if n > settled[name] + 5}
     assert not grown
