@@ -8,7 +8,7 @@ known. A runtime that hangs costs a second, and the pause before the next questi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class _Asked:
     again_s: float = 0.0
     pause_s: float = _RETRY_S
     problem: str = ""
-    unknown: frozenset[str] = frozenset()  # ids that it did not know then
+    unknown: Set[str] = frozenset()  # ids that it did not know then
 
 
 class Runtimes:
@@ -74,26 +74,21 @@ class Runtimes:
     def refresh(self, wanted: Mapping[str, str]) -> None:
         """Ask the runtimes of those containers (id -> runtime) that are not known yet; forget all others."""
         self._known = {ident: known for ident, known in self._known.items() if ident in wanted}
-        missing = {runtime for ident, runtime in wanted.items() if ident not in self._known}
-        for runtime in self._asked.keys() - missing:
-            del self._asked[runtime]
-        now = self._clock()
-        for runtime in missing:
-            asked = self._asked.setdefault(runtime, _Asked())
-            ids = [ident for ident, of in wanted.items() if of == runtime]
-            if now < asked.again_s and (asked.problem or asked.unknown.issuperset(set(ids) - self._known.keys())):
-                continue
-            self._ask(runtime, ids, asked)
-            asked.unknown = frozenset(ids) - self._known.keys()
-            if not asked.unknown:
-                del self._asked[runtime]
-            else:
-                asked.again_s = self._clock() + asked.pause_s
-                asked.pause_s = min(2 * asked.pause_s, _MOST_RETRY_S)
+        asked, self._asked = self._asked, {}
+        for runtime in {wanted[ident] for ident in wanted.keys() - self._known.keys()}:
+            ids = {ident for ident, of in wanted.items() if of == runtime and ident not in self._known}
+            last = asked.get(runtime, _Asked())
+            if self._clock() >= last.again_s or not (last.problem or ids <= last.unknown):
+                last.problem = self._ask(runtime, wanted)
+                last.unknown = ids - self._known.keys()
+                last.again_s = self._clock() + last.pause_s
+                last.pause_s = min(2 * last.pause_s, _MOST_RETRY_S)
+            if last.unknown:
+                self._asked[runtime] = last
         self.unsettled = bool(self._asked)
 
-    def _ask(self, runtime: str, ids: list[str], asked: _Asked) -> None:
-        asked.problem = ""
+    def _ask(self, runtime: str, wanted: Mapping[str, str]) -> str:
+        """Why it did not answer; "" if it did."""
         path = self._sockets.get(runtime, "")
         found: dict[str, Known] = {}
         try:
@@ -102,14 +97,13 @@ class Runtimes:
             if any(label in known.labels for known in found.values() for label in LABELS):
                 found = without_images(found, ask(path, _IMAGES))
         except (OSError, ValueError, ChangeableError) as error:
-            asked.problem = (
+            return (
                 f"{runtime} does not answer at {path} ({str(error) or type(error).__name__}): names and labels of "
                 f"its containers are not known, so none is evicted but those that the table services: names; start "
                 f"{runtime}.socket"
             )
-            return
-        joined = with_pods(found)
-        self._known |= {ident: joined[ident] for ident in ids if ident in joined}
+        self._known |= {ident: one for ident, one in with_pods(found).items() if wanted.get(ident) == runtime}
+        return ""
 
 
 def read(answer: Any) -> dict[str, Known]:
