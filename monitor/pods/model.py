@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process, ancestors
 from monitor.pods.inotify import Event, Watcher
-from monitor.policy.pods import Pod, stable_uid
+from monitor.policy.pods import Pod
 
 #: With inotify a rescan only finds what no event reported. One of 110 pods takes 8 ms by manifests, 25 by the tree.
 RESCAN_S = 60.0
@@ -56,16 +56,6 @@ class Scan:
     problems: list[str] = field(default_factory=list)
     watch: dict[Path, int] = field(default_factory=dict)  # directory -> inotify mask
     unsettled: bool = False  # something is about to appear that no event announces: scan again soon
-
-    def add(self, found: FoundPod) -> None:
-        """Take in a pod. A second one of its identity gets that of its own path, and a problem names both."""
-        other = self.pods.get(found.pod.uid)
-        if other is not None:
-            self.problems.append(
-                f"cgroups {other.cgroup} and {found.cgroup} are both pod {found.pod.uid}: both are watched; remove one"
-            )
-            found = replace(found, pod=replace(found.pod, uid=stable_uid("cgroup", str(found.cgroup))))
-        self.pods[found.pod.uid] = found
 
 
 class Within(NamedTuple):

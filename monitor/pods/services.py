@@ -119,7 +119,7 @@ class ServiceSource(PodSource):
                     continue
                 scan.unsettled |= look.starting
                 facts = _named_apart(self._facts(path, place, inside[path], look, ours.get(path, "")), names)
-                scan.add(FoundPod(service_pod(facts, self._rules), path, {facts.name: path}, (key, key)))
+                scan.pods[facts.uid] = FoundPod(service_pod(facts, self._rules), path, {facts.name: path}, (key, key))
             except (cgroupfs.CgroupGone, FileNotFoundError):
                 scan.unsettled = True
             except (MonitorError, OSError) as error:
@@ -228,7 +228,7 @@ class ServiceSource(PodSource):
             request, limit = self._sums(place, inside, request, limit)
         vital = f"it holds {ours}, which would be killed with it" if ours else "" if look.starting else look.vital
         return Facts(
-            uid=place.ident or stable_uid(place.namespace, "/".join(place.parts)),  # bytes: a name is for people only
+            uid=stable_uid(place.namespace, "/".join(place.parts)),  # bytes: a name is for people only
             namespace=printable(os.fsencode(place.namespace)),
             name=name,
             request=min(request, self._mem_total),
