@@ -16,7 +16,6 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.kube import kubeconfig
 from monitor.kube.client import PODS, ApiClient
 from monitor.kube.cluster import ClusterConfig, Credentials, in_cluster
-from monitor.kube.decode import Object
 from monitor.kube.errors import Forbidden, Unauthorized
 from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
 from monitor.owner import distrust_file
@@ -169,7 +168,7 @@ def _servers(access: Access, tried: list[str]) -> Iterator[_Tried]:
         # The kubelet's own credentials are a client certificate, and it does not let itself in with that.
         if kubelet.is_there and not kubelet.refused and cluster.credentials.current():
             own = KubeletClient(access.kubelet_server(credentials=cluster.credentials), timeout_s=_TIMEOUT_S)
-            yield f"{KUBELET}:{kubelet.url}", name, own, partial(own.pods, _nothing)
+            yield f"{KUBELET}:{kubelet.url}", name, own, partial(own.pods, lambda _: None)
     except MonitorError as error:
         tried.append(f"{name}: {error}")
     try:
@@ -178,9 +177,7 @@ def _servers(access: Access, tried: list[str]) -> Iterator[_Tried]:
         tried.append(str(error))
         return
     client = ApiClient(cluster, timeout_s=_TIMEOUT_S)
-    ask = partial(client.list, PODS, _nothing, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S)
+    ask = partial(
+        client.list, PODS, lambda _: None, field_selector=selector, resource_version="0", timeout_s=_TIMEOUT_S
+    )
     yield APISERVER, f"the API server at {cluster.server} ({credentials})", client, ask
-
-
-def _nothing(_: Object) -> None:
-    """What is kept of a pod while it only has to be seen that there are any."""

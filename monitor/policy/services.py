@@ -139,8 +139,9 @@ def _never(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> str:
     if facts.labels is None:
         return "its labels, which may forbid it, are not known"
     for name in LABELS:
-        if (value := facts.labels.get(name)) is not None and (problem := label_problem(name, value)):
-            return problem
+        value = facts.labels.get(name)
+        if value is not None and _read(name, value) is None:  # its author meant something that is not known
+            return f"its label {name}={value[:40]!r} {_WRONG[name]}"
     if facts.labels.get(NEVER) == "true":
         return f"label {NEVER}"
     if facts.preference == "omit":
@@ -148,11 +149,6 @@ def _never(facts: Facts, pattern: str, rule: Mapping[str, Any]) -> str:
     if facts.score is None:
         return "it is being started: its oom_score_adj is not known yet"
     return "OOMScoreAdjust=-1000: a process of it has that" if facts.score == SPARED_SCORE else ""
-
-
-def label_problem(name: str, value: str) -> str:
-    """What is wrong with a label of outrace's; "" if nothing is. Its author meant something that is not known."""
-    return f"its label {name}={value[:40]!r} {_WRONG[name]}" if _read(name, value) is None else ""
 
 
 #: Label -> what is wrong with a value that cannot be read.
