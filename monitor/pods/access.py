@@ -22,7 +22,7 @@ from monitor.owner import distrust_file
 from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodCache, PodFeed
 from monitor.pods.installations import NodeKubelet, find_kubelet
 from monitor.pods.model import Ends
-from monitor.pods.spec import APISERVER, KUBELET, MANIFEST_DIR, Choice, without_cluster
+from monitor.pods.spec import APISERVER, KUBELET, Choice, without_cluster
 
 #: Seconds that one server may take to answer, at the start.
 _TIMEOUT_S = 3.0
@@ -129,7 +129,7 @@ class Access:
 # ---- ``--pods auto``
 
 
-def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
+def choose(access: Access) -> Choice:
     """The first of: the kubelet's pods, the API server's for this node, manifests, cgroups.
 
     On a node of a cluster whose servers do not answer yet (it is booting, say) the choice is still the cluster: what
@@ -151,7 +151,7 @@ def choose(access: Access, manifest_dir: Path = MANIFEST_DIR) -> Choice:
     if waiting and access.kubelet.is_there:
         why = f"this is a node of a cluster ({access.kubelet}) whose servers do not answer yet"
         return Choice(waiting, why, tuple(tried), True)
-    return without_cluster(tried, access.kubelet.is_there, manifest_dir)
+    return without_cluster(tried, access.kubelet.is_there)
 
 
 def _servers(access: Access, tried: list[str]) -> Iterator[_Tried]:

@@ -46,20 +46,15 @@ class Choice:
     kubelet: bool = False
 
 
-def without_cluster(
-    tried: Sequence[str] = (),
-    kubelet: bool = False,
-    manifest_dir: Path = MANIFEST_DIR,
-    kubepods: Path | None = None,
-) -> Choice:
+def without_cluster(tried: Sequence[str] = (), kubelet: bool = False, kubepods: Path | None = None) -> Choice:
     """Manifests where their directory is; services if nothing is of Kubernetes (``kubepods`` is); else cgroups."""
     none = "no pods of a cluster can be had" if kubelet or tried else "no kubelet here"
-    if manifest_dir.is_dir():
-        return Choice(f"{MANIFESTS}:{manifest_dir}", f"{manifest_dir} is there, and {none}", tuple(tried), kubelet)
+    if MANIFEST_DIR.is_dir():
+        return Choice(f"{MANIFESTS}:{MANIFEST_DIR}", f"{MANIFEST_DIR} is there, and {none}", tuple(tried), kubelet)
     if kubelet or tried:
-        return Choice(CGROUPS, f"{none}, and there is no {manifest_dir}", tuple(tried), kubelet)
+        return Choice(CGROUPS, f"{none}, and there is no {MANIFEST_DIR}", tuple(tried), kubelet)
     if kubepods is not None:
         unknown = f"{kubepods} holds pods, and their kubelet's files are in none of the known places"
-        why = f"{none}, but {kubepods} holds pods, and there is no {manifest_dir}"
+        why = f"{none}, but {kubepods} holds pods, and there is no {MANIFEST_DIR}"
         return Choice(CGROUPS, why, (f"{unknown}: give --kubelet-config FILE and --kubeconfig FILE",))
-    return Choice(SERVICES, f"{none}, and there is no {manifest_dir}")
+    return Choice(SERVICES, f"{none}, and there is no {MANIFEST_DIR}")

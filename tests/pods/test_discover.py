@@ -31,6 +31,11 @@ from tests.waiting import until
 api = live.fixture(lambda: closing(FakeApiServer()))
 
 
+@pytest.fixture(autouse=True)
+def _manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.pods.spec.MANIFEST_DIR", tmp_path / "pods")
+
+
 @pytest.fixture
 def access(api: FakeApiServer, tmp_path: Path) -> Access:
     return Access(kubelet=process(kubeconfig(tmp_path / "k", api.url)))
@@ -65,7 +70,7 @@ def test_what_is_chosen(
     if server == "away":
         api.refuse()
         (tmp_path / "pods").mkdir()
-    found = choose(access, tmp_path / "pods")
+    found = choose(access)
     assert found.spec == spec
     assert why.format(made=tmp_path / "k") in found.why
     assert found.kubelet
@@ -75,22 +80,23 @@ def test_what_is_chosen(
 @pytest.mark.parametrize("text", ["{", "kind: Config", "clusters: [7]"])
 def test_credentials_that_cannot_be_read_are_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / "k").write_text(text)
-    found = choose(Access(kubelet=process(tmp_path / "k")), tmp_path / "none")
+    found = choose(Access(kubelet=process(tmp_path / "k")))
     assert found.spec == "cgroups"
     assert str(tmp_path / "k") in found.tried[0]
 
 
 def test_without_a_kubelet(tmp_path: Path) -> None:
-    assert without_cluster(manifest_dir=tmp_path).spec == f"manifests:{tmp_path}"
-    found = without_cluster(manifest_dir=tmp_path / "none")
-    assert found == Choice("services", f"no kubelet here, and there is no {tmp_path / 'none'}")
-    found = without_cluster(manifest_dir=tmp_path / "none", kubepods=tmp_path / "kubepods")
+    found = without_cluster()
+    assert found == Choice("services", f"no kubelet here, and there is no {tmp_path / 'pods'}")
+    found = without_cluster(kubepods=tmp_path / "kubepods")
     assert (found.spec, str(tmp_path / "kubepods") in found.why) == ("cgroups", True)
     assert "none of the known places: give --kubelet-config FILE and --kubeconfig FILE" in found.tried[0]
     with pytest.raises(ConfigError, match="give --kubelet-config FILE and --kubeconfig FILE"):
         check_enforced(RunConfig(pods=found.spec, enforce=True), found)
-    assert without_cluster(kubelet=True, manifest_dir=tmp_path / "none").spec == "cgroups"
-    assert without_cluster(["the kubelet does not answer"], manifest_dir=tmp_path / "none").spec == "cgroups"
+    assert without_cluster(kubelet=True).spec == "cgroups"
+    assert without_cluster(["the kubelet does not answer"]).spec == "cgroups"
+    (tmp_path / "pods").mkdir()
+    assert without_cluster().spec == f"manifests:{tmp_path / 'pods'}"
 
 
 def test_without_any_sign_of_a_cluster_its_client_is_not_imported(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ NODES: dict[str, tuple[Mapping[str, str], str]] = {
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the files of the table are."""
     monkeypatch.setattr(installations, "ROOT", tmp_path / "node")
+    monkeypatch.setattr("monitor.pods.spec.MANIFEST_DIR", tmp_path / "none")
     return tmp_path / "node"
 
 
@@ -281,7 +282,7 @@ def test_of_a_refused_kubelet_nobody_is_asked_and_the_line_is_reported(
     access = Access(kubelet=find_kubelet())
     with pytest.raises(ConfigError, match=f"not believed: {made} "):
         access.kubelet_server()
-    choice = choose(access, tmp_path / "none")
+    choice = choose(access)
     assert (choice.spec, choice.kubelet) == ("cgroups", True)
     assert f"chmod go-w {made}" in choice.tried[0]
 
@@ -314,7 +315,7 @@ def test_auto_takes_it_and_its_configz(serving: Pair, node: Path, tmp_path: Path
         (node / "data/agent/serving-kubelet.crt").write_bytes(serving.certificate.read_bytes())
         token = kubeconfig(tmp_path / "k", "https://127.0.0.1:1", token="good")
         access = Access.found(RunConfig(kubeconfig=str(token), node_name="n"))
-        choice = choose(access, tmp_path / "none")
+        choice = choose(access)
         assert (choice.spec, choice.tried) == (f"kubelet:https://127.0.0.1:{server.port}", ())
         [source] = kubelet_sources(access)
         assert source.content["evictionHard"] == {"memory.available": "7Mi"}
