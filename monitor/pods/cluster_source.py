@@ -23,6 +23,7 @@ class ClusterSource(SpecSource):
     """Pods of ``feed``. One whose cgroup is there and that is not in the list (yet) is no pod: nothing is guessed."""
 
     HOLDS_US = "it is never evicted"  # as a DaemonSet is meant to be
+    AWAITS = False  # the kubelet makes a cgroup when the pod's volumes are there: minutes, at times
     is_complete = False  # until a scan knew all pods
 
     def __init__(self, feed: PodFeed, within: Within) -> None:
@@ -92,6 +93,3 @@ class ClusterSource(SpecSource):
                     f"{self.feed.where}: has no pod {uid}, whose cgroup is {self._dirs[uid].path}: "
                     "it is not watched, and never evicted"
                 )
-
-    def _is_awaited(self, manifest: Manifest) -> bool:
-        return False  # the kubelet makes its cgroup when its volumes are there: minutes, at times

@@ -156,19 +156,15 @@ def manifest_of(where: str, obj: Any) -> Manifest | str:
             f"{where}: metadata.annotations[{SOURCE}] is ignored, because the pod is the API server's "
             "(metadata.resourceVersion); remove it"
         )
-    return Manifest(where, pod, _container_ids(obj.get("status")), tuple(problems))
+    return Manifest(where, pod, _container_ids(_map(obj, "status")), tuple(problems))
 
 
-def _container_ids(status: Any) -> dict[str, str]:
-    """Container name -> id from a pod's status, as ``containerd://ID`` there; empty for what is no status."""
-    ids: dict[str, str] = {}
-    for key in ("containerStatuses", "initContainerStatuses"):
-        entries = status.get(key) if isinstance(status, dict) else None
-        for entry in entries if isinstance(entries, list) else ():
-            name, ident = (entry.get("name"), entry.get("containerID")) if isinstance(entry, dict) else (None, None)
-            if isinstance(name, str) and isinstance(ident, str):
-                ids[name] = ident.rpartition("//")[2]
-    return ids
+def _container_ids(status: Mapping[str, Any]) -> dict[str, str]:
+    """Container name -> id from a pod's status, as ``containerd://ID`` there."""
+    listed = ((one.get("name"), one.get("containerID")) for key in _STATUSES for one in _list(status.get(key)))
+    return {
+        name: ident.rpartition("//")[2] for name, ident in listed if isinstance(name, str) and isinstance(ident, str)
+    }
 
 
 # ---- a Pod as the API server or the kubelet serves it: what of it is kept, and what is made of it

@@ -34,6 +34,8 @@ class SpecSource(PodSource):
 
     #: What to do about a pod with outrace in it.
     HOLDS_US = "name a cgroup without it, or remove the manifest"
+    #: Whether to report that a pod that has not ended has no cgroup.
+    AWAITS = True
 
     def __init__(self, within: Within) -> None:
         super().__init__(within)
@@ -46,10 +48,6 @@ class SpecSource(PodSource):
     @abstractmethod
     def _manifests(self) -> Iterable[Manifest]:
         """Every pod that is known at this moment."""
-
-    def _is_awaited(self, manifest: Manifest) -> bool:
-        """Whether to report that a pod has no cgroup: of one that ended none is expected."""
-        return manifest.pod.phase not in ("Succeeded", "Failed")
 
     def _match(self, scan: Scan) -> None:
         self._outside = None
@@ -79,7 +77,7 @@ class SpecSource(PodSource):
                 scan.problems.append(f"{manifest.where}: {e}")
                 continue
             except _Waiting as e:
-                if self._is_awaited(manifest):
+                if self.AWAITS and manifest.pod.phase not in ("Succeeded", "Failed"):
                     scan.problems.append(f"{manifest.where}: {e}")
                 scan.watch.update(e.watch)
                 continue
