@@ -29,7 +29,6 @@ class ClusterSource(SpecSource):
     def __init__(self, feed: PodFeed, within: Within) -> None:
         super().__init__(within)
         self.feed = feed
-        self._listed: list[Manifest] = []  # at this scan
         self._unlisted: dict[str, float] = {}  # uid -> since when (monotonic seconds)
         self._ready = select.epoll()
         for fd in (feed.fileno(), self._watcher.fileno()):
@@ -54,22 +53,19 @@ class ClusterSource(SpecSource):
         self._ready.close()
         super().close()
 
-    def _manifests(self) -> list[Manifest]:
-        return self._listed
-
     def _scan(self) -> Scan:
         scan = Scan()
         self.is_complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
-        self._listed = self.feed.manifests(self.pods)
+        listed = self.feed.manifests(self.pods)
         scan.problems.extend(self.feed.problems())
         before, self._ids = self._ids, {}
-        self._match(scan)
+        self._match(scan, listed)
         if self._ids != before:
             self.feed.soon(CHANGING_S)
         above = search_dirs(self.node) if self.kubepods is None else class_dirs(self.kubepods)
         scan.watch.update(dict.fromkeys(above, CHILDREN))
-        self._find_unlisted(scan)
-        running = sum(one.pod.phase == "Running" for one in self._listed)
+        self._find_unlisted(scan, listed)
+        running = sum(one.pod.phase == "Running" for one in listed)
         if running and not scan.pods and self._outside is None:
             where = self.kubepods or f"any kubepods below {self.node}"
             scan.problems.append(
@@ -78,8 +74,8 @@ class ClusterSource(SpecSource):
             )
         return scan
 
-    def _find_unlisted(self, scan: Scan) -> None:
-        listed = {uid for one in self._listed for uid in tree_uids(one.pod)}
+    def _find_unlisted(self, scan: Scan, manifests: list[Manifest]) -> None:
+        listed = {uid for one in manifests for uid in tree_uids(one.pod)}
         now = time.monotonic()
         self._unlisted = {uid: self._unlisted.get(uid, now) for uid in self._dirs if uid not in listed}
         self.unlisted = tuple(self._unlisted)

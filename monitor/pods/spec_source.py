@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +29,7 @@ class _Waiting(Exception):
 
 
 class SpecSource(PodSource):
-    """Pods of `_manifests`, each with the cgroup that the kubelet has for its uid, or that its annotation names."""
+    """Pods of manifests, each with the cgroup that the kubelet has for its uid, or that its annotation names."""
 
     #: What to do about a pod with outrace in it.
     HOLDS_US = "name a cgroup without it, or remove the manifest"
@@ -45,16 +44,14 @@ class SpecSource(PodSource):
         self._ours: dict[Path, str] = {}  # cgroups of outrace's own processes and process 1, and above, in this scan
         self._cleared: dict[int, float] = {}  # cgroup id -> when it held no kubelet's pods and no daemon
 
-    @abstractmethod
-    def _manifests(self) -> Iterable[Manifest]:
-        """Every pod that is known at this moment."""
-
-    def _match(self, scan: Scan) -> None:
-        self._outside = None
-        self._ours = self._spared_cgroups()
+    def _find_kubepods(self) -> None:
         if not self._list_pods(self.kubepods):
             self._list_pods(kubepods_of(self.hierarchy, self.node, self._cgroup_root))
-        manifests = list(self._manifests())
+
+    def _match(self, scan: Scan, manifests: Sequence[Manifest]) -> None:
+        self._outside = None
+        self._ours = self._spared_cgroups()
+        self._find_kubepods()
         if not self._dirs and any(POD_CGROUP not in one.pod.annotations for one in manifests):
             uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
             self._list_pods(search(self.hierarchy, self.node, uids) or self.kubepods)
@@ -274,7 +271,7 @@ class ManifestSource(SpecSource):
             scan.unsettled = True
         for file in self._files.values():
             scan.problems.extend(file.problems)
-        self._match(scan)
+        self._match(scan, [manifest for file in self._files.values() for manifest in file.manifests])
         return scan
 
     def _read_files(self) -> None:
@@ -288,10 +285,6 @@ class ManifestSource(SpecSource):
                 if (parsed := manifest_files.read(Path(entry.path), known)) is not None:
                     files[entry.name] = parsed if parsed is known else _keep_last_good(parsed, known)
         self._files = dict(sorted(files.items()))
-
-    def _manifests(self) -> Iterator[Manifest]:
-        for file in self._files.values():
-            yield from file.manifests
 
 
 def _keep_last_good(parsed: Parsed, before: Parsed | None) -> Parsed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 
 from monitor.kernel import cgroupfs
@@ -30,7 +29,12 @@ class TreeSource(SpecSource):
 
     def _scan(self) -> Scan:
         scan = Scan()
-        self._match(scan)
+        self._find_kubepods()
+        manifests = []
+        for one in self._dirs.values():
+            with suppress(cgroupfs.CgroupGone):  # it went away while we looked: the next poll sees the tree without it
+                manifests.append(_described(one))
+        self._match(scan, manifests)
         if self.kubepods is None:
             scan.watch.update(dict.fromkeys(search_dirs(self.node), CHILDREN))
             why = not_believed(self.hierarchy, self.node, self._cgroup_root)
@@ -42,11 +46,6 @@ class TreeSource(SpecSource):
             above = self.kubepods.parent, *class_dirs(self.kubepods)
             scan.watch.update(dict.fromkeys((*above, *(found.cgroup for found in scan.pods.values())), CHILDREN))
         return scan
-
-    def _manifests(self) -> Iterator[Manifest]:
-        for one in self._dirs.values():
-            with suppress(cgroupfs.CgroupGone):  # it went away while we looked: the next poll sees the tree without it
-                yield _described(one)
 
 
 def _described(one: PodDir) -> Manifest:
