@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.pods.unit_tree import ID, MANAGER, Start, Tree, again, source
+from tests.pods.unit_tree import MANAGER, Start, Tree, again, source
 from tests.pods.unit_tree import start as start
 from tests.pods.unit_tree import tree as tree
 
@@ -32,10 +32,3 @@ def test_every_twin_is_a_pod_of_its_own(tree: Tree, start: Start, above: str) ->
         before = set(found.pods)
         again(found)
         assert set(found.pods) == before, "and it is the same one at every look"
-
-
-def test_two_cgroups_of_one_container_are_both_watched(tree: Tree, start: Start) -> None:
-    made = {start(f"{above}/docker-{ID}.scope") for above in ("a.slice", "b.slice")}
-    with source(tree) as found:
-        found.poll()
-        assert {one.cgroup for one in found.pods.values()} == made

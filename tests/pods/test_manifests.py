@@ -83,7 +83,6 @@ def _notes(text: str) -> str:
 
 BAD = {
     "kind: [": "document 1: not YAML at line 2: .*; correct the syntax",
-    "a: b: c": "document 1: not YAML at line 1: mapping values are not allowed",
     "a: !!int x": "document 1: not YAML at line 1: .*; correct it",
     "a: !!bool x": "document 1: not YAML",
     "a: \x01": "document 1: not YAML: .*control characters|special characters",
@@ -104,7 +103,6 @@ BAD = {
     _notes("outrace/cgroup: ''"): r"annotations\[outrace/cgroup\]: '' is not the name",
     _notes("outrace/cgroup: absent"): r"no cgroup .*/absent yet, waiting for it; create it, or correct",
     json.dumps(_pod("a", "good", "64Mb")): r"spec.containers\[0\].resources.requests.memory: .*; correct the key",
-    "[" * 2000: "document 1: (nested too deeply|not YAML)",
     "&a [*a]": r"document 1: line 1: alias \*a; write out what it stands for",
 }
 

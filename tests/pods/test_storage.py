@@ -201,15 +201,6 @@ def test_the_writable_layer_of_a_container(mounts: Mounts, roots: Roots) -> None
         assert after.ephemeral_storage() == files(after, "rootfs", "usedBytes")
 
 
-def test_processes_outside_any_container_have_no_layer(roots: Roots) -> None:
-    with live.cgroup("storage") as parent:
-        assert upper_directory(parent) is None
-        with live.Puppet(parent):
-            assert upper_directory(parent) is None
-            stats = measure(found_pod(cgroup=parent, cgroups={"c": parent}), roots).stats
-            assert (stats.reported(["rootfs", "logs"], "usedBytes"), files(stats, "rootfs", "usedBytes")) == ([], 0)
-
-
 def mount_table(proc: Path, pid: object, *lines: str) -> None:
     """What the process has mounted, in the place of /proc."""
     (proc / str(pid)).mkdir(exist_ok=True)

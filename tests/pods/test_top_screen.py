@@ -83,12 +83,6 @@ def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
         assert one.isprintable()
 
 
-def test_the_first_pods_are_shown_where_room_is_short() -> None:
-    lines = text(full(), height=16)
-    assert len(lines) == 16
-    assert any(" ns/a " in one for one in lines)
-
-
 def test_on_a_few_lines_are_pods_not_only_what_is_above_them() -> None:
     lines = text(full(), height=10)
     assert (len(lines), sum(" ns/" in one for one in lines)) == (10, 4)

@@ -19,21 +19,16 @@ from monitor.policy.signals import MEMORY, PID
 from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.side.pod_watch import pod_message
-from tests.pods.test_cgroup_tree import CID, UID
+from tests.pods.test_cgroup_tree import UID
 from tests.pods.unit_tree import Tree
 from tests.pods.unit_tree import tree as tree
 
-GI = 1 << 30
 STATIC = "e228a63249ca746e753e7532f763b21a"
-
-
-def opened(tree: Tree) -> closing[TreeSource]:
-    return closing(TreeSource(Within(*tree)))
 
 
 def only(tree: Tree) -> FoundPod:
     """The one pod that a new look finds."""
-    with opened(tree) as source:
+    with closing(TreeSource(Within(*tree))) as source:
         [found] = source.poll().updated
         return found
 
@@ -60,42 +55,6 @@ def test_who_is_critical(tree: Tree, place: str, expected: bool) -> None:
     assert critical(found) == expected
     message = pod_message(found)
     assert (message.priority, message.spec_known, message.request) == (None, False, 0)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("kubepods", "below", "name"),
-    [
-        ("kubepods", f"burstable/pod{UID}", CID),
-        (
-            "kubepods.slice",
-            f"kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice",
-            f"cri-containerd-{CID}.scope",
-        ),
-    ],
-    ids=["cgroupfs", "systemd"],
-)
-def test_pods_come_change_and_go_on_the_kernel(tree: Tree, kubepods: str, below: str, name: str) -> None:
-    path = tree[1]
-    pod = path / kubepods / below
-    cgroupfs.make(pod.parent)
-    with opened(tree) as source:
-        assert source.poll().updated == []
-        container = cgroupfs.make(pod / name)
-        [found] = source.poll().updated  # inotify reports mkdir in a cgroup file system
-        assert (found.pod.uid, found.cgroup, found.containers) == (UID, pod, {CID: container})
-        assert pod_message(found).qos == "Burstable"
-        for gone in (container, pod):
-            gone.rmdir()
-        change = source.poll()
-        assert (change.updated, change.removed) == ([], [UID])
-        cgroupfs.make(pod)
-        [again] = source.poll().updated
-        assert again.cgroup_ids != found.cgroup_ids
-        for gone in (pod, pod.parent, path / kubepods):
-            gone.rmdir()
-        change = source.poll()
-        assert (change.removed, len(change.problems)) == ([UID], 1)
 
 
 def pod(name: str, known: bool, priority: int | None) -> Pod:
