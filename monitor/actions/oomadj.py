@@ -14,8 +14,7 @@ from typing import Protocol
 from monitor.actions.oom_values import ScoreNotes, Seen, seen_now
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
-from monitor.pods.manifest_files import MOST_CONTAINERS
-from monitor.pods.model import FoundPod
+from monitor.pods.model import MOST_CONTAINERS, FoundPod
 from monitor.policy.releases import CURRENT, Era
 
 #: A runtime moves a process into its cgroup first and sets its value a moment later: in observe mode look after that.

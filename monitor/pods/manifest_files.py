@@ -14,6 +14,7 @@ from typing import Any
 from monitor import documents
 from monitor.documents import UnreadableError, decoded, one_line, shown
 from monitor.owner import ChangeableError, mend, read_alone
+from monitor.pods.model import MOST_CONTAINERS
 from monitor.policy.errors import PolicyError
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.qos import SOURCE, is_mirror, is_static
@@ -169,8 +170,8 @@ def _container_ids(status: Mapping[str, Any]) -> dict[str, str]:
 
 # ---- a Pod as the API server or the kubelet serves it: what of it is kept, and what is made of it
 
-#: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, and so many characters of a text, are
-#: kept. (A label's value has at most 63 characters.)
+#: The author of a pod decides how much is in it, up to 1.5 MB: this many labels, so many characters of a text, and
+#: `MOST_CONTAINERS` of each list are kept. (A label's value has at most 63 characters.)
 _MOST, _LONGEST = 100, 1024
 #: Annotations that decide something: where a static pod comes from, and which directory it has.
 _ANNOTATIONS = (SOURCE, "kubernetes.io/config.mirror", "kubernetes.io/config.hash")
@@ -180,9 +181,6 @@ _STATUSES = ("containerStatuses", "initContainerStatuses")
 _RESIZED = ("cpu", "memory")
 _RESOURCES = (*_RESIZED, "ephemeral-storage")
 _AMOUNTS = ("requests", "limits")
-#: ... and of each list so many. 1.5 MB of a pod are 20,000 containers: those after so many count as if they requested
-#: nothing, so that the pod is evicted sooner. (The kubelet has 110 pods on a node, of 1 to 10 containers.)
-MOST_CONTAINERS = 200
 
 Object = dict[str, Any]
 

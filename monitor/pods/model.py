@@ -16,6 +16,9 @@ from monitor.policy.pods import Pod
 
 #: With inotify a rescan only finds what no event reported. One of 110 pods takes 8 ms by manifests, 25 by the tree.
 RESCAN_S = 60.0
+#: 1.5 MB of a pod are 20,000 containers: those after so many count as if they requested nothing, so that the pod is
+#: evicted sooner. (The kubelet has 110 pods on a node, of 1 to 10 containers.)
+MOST_CONTAINERS = 200
 #: Each round of a scan can discover one more level of directories to watch; a kubepods tree has five.
 _ROUNDS = 8
 

@@ -8,8 +8,8 @@ import pytest
 
 from monitor.actions.oomadj import pod_scores
 from monitor.pods.feed import known
-from monitor.pods.manifest_files import MOST_CONTAINERS, Manifest, kept
-from monitor.pods.model import FoundPod
+from monitor.pods.manifest_files import Manifest, kept
+from monitor.pods.model import MOST_CONTAINERS, FoundPod
 from monitor.policy.kubelet_pass import is_limited, storage_violation
 from monitor.policy.layout import SINGLE_DISK
 from monitor.policy.qos import is_critical, qos_class
