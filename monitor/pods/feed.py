@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from monitor.pods.model import Ends
 
 #: Beside the pods, so that a later version can tell that it does not know the format.
 _VERSION = 1
-#: Bytes of a pod in the file: most have 1 KB, one with as many labels and containers as are kept 100.
-_LARGEST = 1 << 16
+#: Bytes of the pods in the file, which is written again with each change: 1 KB of most.
+_MOST_BYTES = 8 << 20
 
 
 class PodCache:
@@ -58,16 +59,18 @@ class PodCache:
         return pods if isinstance(pods, list) else []
 
     def store(self, objects: list[Any]) -> bool:
-        """Whether the file is written. Raises nothing: after the next start the feed gets what is not stored."""
-        texts = [json.dumps(one, separators=(",", ":")) for one in objects]
-        chosen = [text for text in texts if len(text) <= _LARGEST]
+        """Whether the file is written, without the largest pods where all do not fit. Raises nothing: after the next
+        start the feed gets what is not stored.
+        """
+        texts = sorted((json.dumps(one, separators=(",", ":")) for one in objects), key=len)
+        chosen = [text for text, size in zip(texts, accumulate(map(len, texts)), strict=True) if size <= _MOST_BYTES]
         text = f'{{"version":{_VERSION},"node":{json.dumps(self._node)},"pods":[{",".join(chosen)}]}}'
         try:
             replace_file(self.path, text.encode())
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}; after a restart pods are known when the cluster answers"
             return False
-        lost = f"{self.path}: {len(texts) - len(chosen)} of {len(texts)} pods are too large for it"
+        lost = f"{self.path}: the {len(texts) - len(chosen)} largest of {len(texts)} pods do not fit into a file"
         lost += "; after a restart they are known when the cluster answers"
         self.problem = lost if len(chosen) < len(texts) else ""
         return True

@@ -212,11 +212,11 @@ def test_a_tenant_fills_no_disk(tmp_path: Path, clock: WaitedClock, monkeypatch:
     """The cache is written again with each change: what a tenant writes into its pods stays out of it."""
     pods = [made(f"p{i}", f"u{i}") for i in range(3)]
     pods[1].object["metadata"]["labels"] = {f"label{i}": "x" * 63 for i in range(100)}
-    monkeypatch.setattr(feeds, "_LARGEST", 4096)
+    monkeypatch.setattr(feeds, "_MOST_BYTES", 4096)
     feed = PushedFeed("test", PodCache(tmp_path, "n1"), clock=clock)
     feed.replace_all(of(*pods))
     assert [one["metadata"]["name"] for one in cached(feed, clock)["pods"]] == ["p0", "p2"]
-    assert "1 of 3 pods are too large for it; after a restart they are known when" in feed.problems()[0]
+    assert "the 1 largest of 3 pods do not fit into a file; after a restart they are known" in feed.problems()[0]
     assert not feed._dirty  # nothing is tried again before something changes
 
 
