@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 _RESEND_S = 1.0
 #: How long the first look at the pods may take before the rest is started beside it.
 _FIRST_LOOK_S = 2.0
-#: Pause between two tries to write to a state dir that is full or read-only.
-_RETRY_S = 5.0
 #: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
 #: kept 2 CPUs busy a reader came so late that 171 did not fit into 1024.
 _LINES = 4096
@@ -108,12 +106,6 @@ class Side:
         self.listener = listener
         self.lines = Worker("log", _LINES)
         self.log = Log(config.log_format, worker=self.lines)
-        self.files = Worker(
-            "files",
-            retry_s=_RETRY_S,
-            on_error=self._state_dir_failed,
-            on_recovered=lambda: self.log.info("state directory can be written again", path=config.state_dir),
-        )
         hierarchy = cgroupfs.detect()
         self.left_changes = LeftChanges(config, hierarchy, self.log, wait_for_next_s())
         self.cluster: Cluster | None = None
@@ -246,7 +238,6 @@ class Side:
             self.cluster.close()
         self.processes.over.flush()
         self.races.close(_CLOSE_S, _INCIDENTS_S)
-        self.files.close(_CLOSE_S)
         self.left_changes.at_end(self.listener)
         self.lines.close(_CLOSE_S)
 
@@ -280,7 +271,7 @@ class Side:
     def _metrics(self, server: Server) -> Metrics:
         from monitor.side.export.metrics import Metrics
 
-        parts = self.health, self.holds, self.log, self.processes, self.files
+        parts = self.health, self.holds, self.log, self.processes
         return Metrics(*parts, server, lambda: (getattr(self, "races", None), self.cluster))
 
     def _open_races(self) -> None:
@@ -296,17 +287,13 @@ class Side:
             from monitor.side.cluster.cluster import Cluster, find_place
 
             if (place := find_place(self.node.config, self.log)) is not None:
-                parts = place, self.node, self.disks, self.inbox.report, self.log, self.files
+                parts = place, self.node, self.disks, self.inbox.report, self.log
                 self.cluster = Cluster(*parts, self.races.status_not_taken)
                 self.cluster.start()
 
     def _failed(self, error: Exception) -> None:
         self._failure = error
         self.wake()
-
-    def _state_dir_failed(self, error: OSError) -> None:
-        path = str(error.filename or self.config.state_dir)
-        self.log.failed("state directory cannot be written; trying again", error, path=path, every_s=_RETRY_S)
 
 
 def main() -> int:

@@ -171,7 +171,7 @@ class MessageHandler:
             return
         if cluster is not None:  # before the log: the kubelet does not wait
             resource = RESOURCE[message.signal] if message.signal else None
-            eviction = EvictedPod(found.pod, text, annotations, message.realtime, os.uname().nodename, resource)
+            eviction = EvictedPod(found.pod, text, annotations, message.realtime, cluster.name, resource)
             signalled_ns = message.decided_ns if message.signalled_ns is None else message.signalled_ns
             cluster.evicting(eviction, signalled_ns, message.given_s > 0)
         self.log.warning("evicting", **fields)

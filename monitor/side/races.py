@@ -41,7 +41,7 @@ from monitor.side.victims import eviction_order, kernels_victim
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
-    from monitor.side.cluster.record import Record as Reported
+    from monitor.side.cluster.reports import Report
     from monitor.side.recording import Recorder
 
 #: Between two looks at all processes, seconds: some 60 us each.
@@ -172,6 +172,7 @@ class Races:
         for alert in alerts_for(incident, self._node_name):
             self.alerts.fire(alert)
 
-    def status_not_taken(self, of: Reported, outcome: str, text: str) -> None:
+    def status_not_taken(self, of: Report, outcome: str, text: str) -> None:
         """The API server, or the kubelet, did not take the status of an evicted pod. From any thread."""
-        self.alerts.fire(alert_for_status(self._node_name, of.namespace, of.pod, outcome, text, of.killed))
+        killed = time.time() - (time.monotonic() - of.killed)
+        self.alerts.fire(alert_for_status(self._node_name, of.namespace, of.name, outcome, text, killed))

@@ -17,7 +17,6 @@ from monitor.side.alerts.send import RUNBOOK
 from monitor.side.cluster.cluster import Place
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
-from monitor.side.worker import Worker
 from tests.alerts.services import DEPLOY, binary
 from tests.commands import ROOT, run
 from tests.log_lines import ignored
@@ -163,15 +162,14 @@ def exported_names(state_dir: Path) -> set[str]:
     config = RunConfig(state_dir=str(state_dir), alertmanagers=("http://127.0.0.1:9",))
     parts = Parts(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
     node, figures, holds, log = parts.node, parts.figures, parts.holds, parts.log
-    races, worker = parts.races(), Worker("none")
-    cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"), worker)  # not asked
-    own = ProcessWatch(node, figures, log, ignored, ignored), worker
+    races = parts.races()
+    cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"))  # not asked
+    own = ProcessWatch(node, figures, log, ignored, ignored)
     http = SimpleNamespace(refused=0, cut=0, connections=0)
-    metrics = Metrics(parts.health, holds, log, *own, http, lambda: (races, cluster))
+    metrics = Metrics(parts.health, holds, log, own, http, lambda: (races, cluster))
     try:
         families = list(metrics.collect())
         return {family.name + suffix for family in families for suffix in _SUFFIXES[family.type]}
     finally:
         cluster.close()
         races.close(1.0, 1.0)
-        worker.close(1.0)

@@ -9,7 +9,6 @@ import pytest
 
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig, Pem, TlsSettings, fixed, parse_server
-from monitor.side.worker import Worker
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_tls import Authority, Pair
 
@@ -69,14 +68,6 @@ def connect(stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 @pytest.fixture
 def client(connect: Callable[..., ApiClient], config: ClusterConfig) -> ApiClient:
     return connect(config)
-
-
-@pytest.fixture
-def files() -> Iterator[Worker]:
-    """Writes below the state dir."""
-    made = Worker("files")
-    yield made
-    made.close(1.0)
 
 
 @pytest.fixture

@@ -3,24 +3,19 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kube.cluster import ClusterConfig
-from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Cluster, Place
-from monitor.side.cluster.record import Record, Records, record_of
-from monitor.side.cluster.reports import AWAY, TAKEN
-from monitor.side.worker import Worker
+from monitor.side.cluster.reports import TAKEN
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
-from tests.kube.test_status_writer import Writer, evicted, record
+from tests.kube.test_status_writer import Writer, evicted, report
 from tests.kube.test_status_writer import writer as writer
-from tests.log_lines import ignored
 from tests.side.parts import Parts
 from tests.waiting import until as wait_until
 
@@ -44,8 +39,8 @@ BOTH = [("Node", "EvictionThresholdMet"), ("Pod", "Evicted")]
 
 
 def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Writer, api: FakeApiServer) -> None:
-    made = record(api)
-    events.reports.add(made, None)
+    made = report(api, status=False)
+    events.reports.add(made)
     assert events.turn() is None
     assert reasons(api) == BOTH
     assert events.waiting == []
@@ -57,81 +52,68 @@ def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Writer, 
 
 
 def test_an_event_that_is_there_is_not_made_twice(events: Writer, api: FakeApiServer) -> None:
-    """Its answer was lost, or the daemon was killed before it knew."""
-    events.reports.add(record(api), None)
-    events.after(1)
-    events.reports.add(record(api), None)
-    events.after(1)
+    """Its answer was lost, or the helper was killed before it knew."""
+    for _ in range(2):
+        events.reports.add(report(api, status=False))
+        events.after(1)
     assert reasons(api) == BOTH
     assert events.waiting == []
 
 
 def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Writer, api: FakeApiServer) -> None:
     api.refuse()
-    made = record(api)
-    events.reports.add(made, 11.0)
+    events.reports.add(report(api), 11.0)
     events.reports.write_statuses()
     events.after(600)
-    assert events.waiting == [made.id]
+    assert events.waiting == ["web"]
     api.listen()
     events.after(60)
     assert reasons(api) == BOTH
-    assert events.waiting == []
+    assert events.waiting == events.reports._reports == []
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
     assert event["firstTimestamp"] == "2027-01-15T08:01:40Z"  # of the eviction
 
 
-def test_a_server_that_fails_and_throttles(events: Writer, api: FakeApiServer) -> None:
+def test_a_server_that_fails_throttles_or_wants_a_right(
+    events: Writer, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
+) -> None:
     api.fail(faults.status(500, "InternalError"), path="/events", times=2)
     api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), path="/events")
-    events.reports.add(record(api), None)
+    events.reports.add(report(api, status=False))
     events.after(6)
     assert reasons(api) == []
     events.after(7)
     assert reasons(api) == BOTH
+    capfd.readouterr()
+    api.store.create("pods", pod("db"))
+    api.forbidden.add(("create", "events"))
+    events.reports.add(report(api, "db", status=False))
+    events.after(600)
+    assert "".join(capfd.readouterr()).count("events wait") == 1
+    assert (events.waiting, events.reports.events_dropped) == (["db"], 0)
+    api.forbidden.clear()
+    events.after(60)
+    assert (events.waiting, ("Pod", "Evicted")) == ([], reasons(api)[2])
 
 
 def test_of_too_many_the_oldest_are_dropped(
     events: Writer, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monitor.side.cluster.reports.KEEP", 1)
-    for number in range(3):
-        events.reports.add(replace(record(api), id=str(number)), None)
-    assert (events.waiting, events.reports.events_dropped) == (["2"], 4)
-    dying = replace(record(api), id="in its grace", in_grace=True, uid="u")
-    for one in (dying, replace(record(api), id="3")):  # which is newer, and has no status
-        events.reports.add(one, None)
-    assert events.reports._in_grace("u") is not None
+    for name in ("a", "b", "c"):
+        api.store.create("pods", pod(name))
+        events.reports.add(report(api, name, status=False))
+    assert (events.waiting, events.reports.events_dropped) == (["c"], 4)
+    dying = report(api)
+    dying.in_grace = True
+    for one in (dying, report(api, "a", status=False)):  # which is newer, and has no status
+        events.reports.add(one)
+    assert events.reports._reports == [dying]
 
 
 def test_any_name_of_a_pod_makes_a_name_of_an_event(api: FakeApiServer) -> None:
     api.store.create("pods", pod("a" * 253))
-    made = record_of(evicted(api, "a" * 253), 0.0)
-    assert all(len(one["metadata"]["name"]) <= 253 for one in made.events)
-
-
-# in the state dir
-
-
-def test_records_outlive_the_daemon(tmp_path: Path, api: FakeApiServer) -> None:
-    api.store.create("pods", pod("web"))
-    pending, made, problems = Records(tmp_path), record(api), list[str]()
-    pending.write(made)
-    (tmp_path / "cluster" / "broken.json").write_text('{"id": ')
-    assert Records(tmp_path).load(problems.append) == [made]
-    assert len(problems) == 1
-    pending.remove(made.id)
-    assert Records(tmp_path).load(problems.append) == []
-
-
-def test_the_newest_records_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monitor.side.cluster.record.KEEP", 2)
-    pending = Records(tmp_path)
-    for number in range(6):
-        pending.write(Record(str(number), "default", "web", "u", 0.0, {}, ()))
-        if number == 4:
-            pending.remove("4")  # which makes room
-    assert [one.id for one in pending.load(ignored)] == ["3", "5"]
+    assert all(len(one["metadata"]["name"]) <= 253 for one in report(api, "a" * 253).events)
 
 
 # the two threads
@@ -145,16 +127,14 @@ def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def open_cluster(
-    config: ClusterConfig, api: FakeApiServer, files: Worker, tmp_path: Path
-) -> Iterator[Callable[[], Cluster]]:
+def open_cluster(config: ClusterConfig, api: FakeApiServer, tmp_path: Path) -> Iterator[Callable[[], Cluster]]:
     """Clusters with a pod `web`."""
     api.store.create("pods", pod("web"))
     made: list[Cluster] = []
 
     def make() -> Cluster:
         parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 1)
-        made.append(parts.cluster(Place(config, "node-1"), files))
+        made.append(parts.cluster(Place(config, "node-1")))
         made[-1].start()
         return made[-1]
 
@@ -164,7 +144,7 @@ def open_cluster(
 
 
 def test_an_eviction_is_written_to_the_cluster(
-    open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, in_time: None
+    open_cluster: Callable[[], Cluster], api: FakeApiServer, in_time: None
 ) -> None:
     cluster = open_cluster()
     cluster.evicting(evicted(api), time.monotonic_ns())
@@ -173,23 +153,7 @@ def test_an_eviction_is_written_to_the_cluster(
     until(lambda: cluster.reports.fates[TAKEN] == 1)
     until(lambda: reasons(api) == BOTH)
     assert next(one.method for one in api.asked if one.method in ("PATCH", "POST")) == "PATCH", "the status goes first"
-    until(lambda: stored(tmp_path) == 0)
-
-
-def test_what_a_daemon_did_not_get_through_the_next_one_writes(
-    open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path
-) -> None:
-    api.refuse()
-    first = open_cluster()
-    first.evicting(evicted(api), time.monotonic_ns() - int(11e9))  # too long ago for a status
-    until(lambda: first.reports.fates[AWAY] == 1)
-    until(lambda: stored(tmp_path) == 1)
-    first.close()
-    api.listen()
-    open_cluster()
-    until(lambda: reasons(api) == BOTH)
-    until(lambda: stored(tmp_path) == 0)
-    assert api.store.get(("pods", "default", "web"))["status"]["phase"] == "Running"
+    until(lambda: cluster.reports._reports == [])
 
 
 @pytest.mark.parametrize("how", ["late", "gone", "accepted"])
@@ -240,53 +204,13 @@ def test_a_refused_event_does_not_hold_up_the_others(
 ) -> None:
     api.store.create("pods", pod("other", namespace="elsewhere"))
     api.fail(faults.status(code, reason, message), path="/namespaces/default/events", times=10**6)
-    first, second = record(api), _record_in(api, "elsewhere", "other")
-    events.reports.add(first, None)
-    events.reports.add(second, None)
+    events.reports.add(report(api, status=False))
+    events.reports.add(report(api, "other", "elsewhere", status=False))
     events.after(120)
     assert events.waiting == []
     assert [one["involvedObject"]["name"] for one in api.store.all("events") if one["reason"] == "Evicted"] == ["other"]
     assert len(api.seen("POST", "/namespaces/default/events")) == events.reports.events_dropped
     assert "".join(capfd.readouterr()).count("an event is refused") == events.reports.events_dropped
-
-
-def test_a_right_that_is_missing_in_one_namespace(
-    events: Writer, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A Role instead of a ClusterRole: the others' events go first, and it is logged once."""
-    api.store.create("pods", pod("other", namespace="elsewhere"))
-    message = 'events is forbidden: User "system:serviceaccount:o:o" cannot create resource "events" in API group ""'
-    refuse = faults.status(403, "Forbidden", message)
-    denied = {"now": True}
-    api.fail(
-        lambda asked, reply: refuse(asked, reply) if denied["now"] else api.answer(asked, reply),
-        path="/namespaces/elsewhere/events",
-        times=10**6,
-    )
-    waits, goes = _record_in(api, "elsewhere", "other"), record(api)
-    events.reports.add(waits, None)
-    events.reports.add(goes, None)
-    events.turn()
-    assert events.waiting == [waits.id]
-    events.after(300)
-    assert (events.waiting, events.reports.events_dropped) == ([waits.id], 0)
-    asked = len(api.seen("POST", "/namespaces/elsewhere/events"))
-    assert 10 < asked < 30  # a request every 30 s at the end
-    assert "".join(capfd.readouterr()).count("events wait for a right") == 1
-    denied["now"] = False
-    events.after(60)
-    assert events.waiting == []
-
-
-def _record_in(api: FakeApiServer, namespace: str, name: str) -> Record:
-    found = evicted(api)
-    uid = api.store.get(("pods", namespace, name))["metadata"]["uid"]
-    return record_of(replace(found, pod=Pod(name=name, namespace=namespace, uid=uid)), 1_800_000_100.25)
-
-
-def stored(directory: Path) -> int:
-    """How many records are in this state dir."""
-    return len(list((directory / "cluster").glob("*.json")))
 
 
 def _phase(api: FakeApiServer) -> str:

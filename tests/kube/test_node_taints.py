@@ -14,7 +14,6 @@ from monitor.settings.config import RunConfig
 from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import LOOK_S, TRIES, NodeReport
 from monitor.side.export.log import Log
-from monitor.side.worker import Worker
 from tests.daemon.harness import STATE
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer
@@ -195,10 +194,8 @@ def tainting(state_dir: Path, log: Log, *conditions: str) -> Parts:
     return Parts(settings, Hierarchy(2, state_dir), 1 << 30, log=log, state=STATE._replace(conditions=conditions))
 
 
-def test_an_end_without_a_server_waits_for_nobody(
-    config: ClusterConfig, files: Worker, api: FakeApiServer, tmp_path: Path
-) -> None:
-    cluster = tainting(tmp_path, Log(), "MemoryPressure").cluster(Place(config, "node-1"), files)
+def test_an_end_without_a_server_waits_for_nobody(config: ClusterConfig, api: FakeApiServer, tmp_path: Path) -> None:
+    cluster = tainting(tmp_path, Log(), "MemoryPressure").cluster(Place(config, "node-1"))
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     api.refuse()

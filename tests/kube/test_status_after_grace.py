@@ -1,6 +1,5 @@
 """A pod in its grace still writes: its status is Failed when it is over; a status that nothing takes is an alert."""
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +17,10 @@ from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import STATUS_NOT_TAKEN
 from monitor.side.cluster.cluster import Cluster, Place
 from monitor.side.cluster.reports import AWAY, TAKEN
-from monitor.side.worker import Worker
 from tests.alerts.services import StandIn
 from tests.daemon.harness import DECISION
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
-from tests.kube.test_cluster_records import BOTH, _phase, reasons, stored, until
+from tests.kube.test_cluster_records import BOTH, _phase, reasons, until
 from tests.kube.test_cluster_records import in_time as in_time
 from tests.kube.test_cluster_records import open_cluster as open_cluster
 from tests.kube.test_status_writer import evicted
@@ -30,12 +28,11 @@ from tests.side.parts import Parts
 
 
 def test_the_events_go_at_once_and_the_status_when_it_ended(
-    open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, in_time: None
+    open_cluster: Callable[[], Cluster], api: FakeApiServer, in_time: None
 ) -> None:
     cluster = open_cluster()
     cluster.evicting(evicted(api), time.monotonic_ns() - int(25e9), True)  # asked to end so long ago, and it writes
     until(lambda: reasons(api) == BOTH)
-    until(lambda: stored(tmp_path) == 1)
     assert (_phase(api), api.seen("PATCH", "/pods/")) == ("Running", [])
     cluster.ended("of another pod", time.monotonic_ns())
     cluster.ended(evicted(api).pod.uid, time.monotonic_ns())
@@ -45,42 +42,13 @@ def test_the_events_go_at_once_and_the_status_when_it_ended(
     assert patched.json()["metadata"]["uid"] == evicted(api).pod.uid
 
 
-@pytest.mark.usefixtures("in_time")
-def test_a_daemon_that_was_started_in_the_grace_waits_for_its_end(
-    open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("monitor.side.cluster.reports.HOLD_S", 600.0)  # so long its record is there
-    first = open_cluster()
-    first.evicting(evicted(api), time.monotonic_ns(), True)
-    until(lambda: reasons(api) == BOTH)
-    until(lambda: stored(tmp_path) == 1)
-    first.close()
-    second = open_cluster()
-    until(lambda: second.reports.waiting == 0)
-    assert api.seen("PATCH", "/pods/") == []
-    second.ended(evicted(api).pod.uid, time.monotonic_ns())
-    until(lambda: _phase(api) == "Failed")
-    [path] = (tmp_path / "cluster").glob("*.json")
-    until(lambda: json.loads(path.read_text())["in_grace"] is False)  # the next one does not wait for it again
-
-
-def test_a_later_eviction_of_the_same_pod_takes_its_place(
-    open_cluster: Callable[[], Cluster], api: FakeApiServer, tmp_path: Path
-) -> None:
-    cluster, found = open_cluster(), evicted(api)
-    cluster.evicting(found, time.monotonic_ns(), True)
-    object.__setattr__(found, "decided", found.decided + 60)
-    cluster.evicting(found, time.monotonic_ns(), True)
-    until(lambda: len(api.store.all("events")) == 4)
-    until(lambda: stored(tmp_path) == 1)
-
-
 @pytest.mark.parametrize("given_s", [0, 30])
 def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) -> None:
     known = Parts(RunConfig(enforce=True, state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
     known.node.pods["uid-a"] = FoundPod(Pod(name="a", namespace="default", uid="uid-a"), tmp_path / "pod", {})
     begun, ended = list[tuple[str, int, bool]](), list[tuple[str, int]]()
     cluster = create_autospec(Cluster, instance=True)
+    cluster.name = "node-1"
     cluster.evicting = lambda eviction, ns, in_grace: begun.append((eviction.pod.uid, ns, in_grace))
     cluster.ended = lambda uid, ns: ended.append((uid, ns))
     handler = known.handler(cluster=cluster)
@@ -93,14 +61,14 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) ->
 
 
 def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
-    config: ClusterConfig, api: FakeApiServer, files: Worker, tmp_path: Path, in_time: None
+    config: ClusterConfig, api: FakeApiServer, tmp_path: Path, in_time: None
 ) -> None:
     """One that is taken is none."""
     receiver = StandIn()
     settings = RunConfig(state_dir=str(tmp_path / "state"), alertmanagers=(receiver.url,), node_name="node-1")
     known = Parts(settings, cgroupfs.detect(), 1 << 30)
     races = known.races()
-    cluster = known.cluster(Place(config, "node-1"), files, races.status_not_taken)
+    cluster = known.cluster(Place(config, "node-1"), races.status_not_taken)
     with receiver.running():
         cluster.start()
         try:

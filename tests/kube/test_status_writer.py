@@ -1,18 +1,14 @@
 """The status of an evicted pod, at an API server and beside a kubelet that are as nasty as real ones."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from monitor.actions.status import EvictedPod
+from monitor.actions.status import EvictedPod, events_of, status_patch
 from monitor.kube.client import ApiClient
 from monitor.policy.pods import Pod
-from monitor.side.cluster.record import Record, record_of
-from monitor.side.cluster.reports import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, Reports
+from monitor.side.cluster.reports import AWAY, GONE, REFUSED, TAKEN, UNCONFIRMED, Report, Reports
 from monitor.side.export.log import Log
-from monitor.side.worker import Worker
 from tests.kube import faults
 from tests.kube.clock import WaitedClock
 from tests.kube.fake_apiserver import FakeApiServer, pod, relist
@@ -25,18 +21,18 @@ STATUS = "/pods/web/status"
 class Writer:
     """A writer, its clock, and what became of what it was given. ``turn`` writes statuses, or sends events."""
 
-    def __init__(self, client: ApiClient, api: FakeApiServer, files: Worker, state_dir: Path) -> None:
+    def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
         self.clock = WaitedClock(1000.0)
         self.api = api
-        self.reports = Reports(client, client, state_dir, files, Log(), clock=self.clock)
+        self.reports = Reports(client, client, Log(), clock=self.clock)
         self.turn = self.reports.write_statuses
 
     @property
     def fates(self) -> list[str]:
         return [fate for fate, count in self.reports.fates.items() for _ in range(count)]
 
-    def kill(self, record: Record, age_s: float = 0.0) -> None:
-        self.reports.add(record, age_s)
+    def kill(self, report: Report, age_s: float = 0.0) -> None:
+        self.reports.add(report, age_s)
         self.turn()
 
     def after(self, seconds: float) -> None:
@@ -48,8 +44,8 @@ class Writer:
 
     @property
     def waiting(self) -> list[str]:
-        """The records whose events are not sent."""
-        return [one.record.id for one in self.reports._with_events()]
+        """The pods whose events are not sent."""
+        return [one.name for one in self.reports._with_events()]
 
     @property
     def status(self) -> Any:
@@ -57,15 +53,15 @@ class Writer:
 
 
 @pytest.fixture
-def writer(client: ApiClient, api: FakeApiServer, files: Worker, tmp_path: Path) -> Writer:
+def writer(client: ApiClient, api: FakeApiServer) -> Writer:
     api.store.create("pods", pod("web", qosClass="Burstable"))
-    return Writer(client, api, files, tmp_path)
+    return Writer(client, api)
 
 
-def evicted(api: FakeApiServer, name: str = "web") -> EvictedPod:
-    found = api.store.get(("pods", "default", name))
+def evicted(api: FakeApiServer, name: str = "web", namespace: str = "default") -> EvictedPod:
+    found = api.store.get(("pods", namespace, name))
     return EvictedPod(
-        pod=Pod(name=name, namespace="default", uid=found["metadata"]["uid"]),
+        pod=Pod(name=name, namespace=namespace, uid=found["metadata"]["uid"]),
         message="The node was low on resource: memory. ",
         annotations={"starved_resource": "memory"},
         decided=1_800_000_100.25,
@@ -73,12 +69,15 @@ def evicted(api: FakeApiServer, name: str = "web") -> EvictedPod:
     )
 
 
-def record(api: FakeApiServer) -> Record:
-    return record_of(evicted(api), 1_800_000_100.25)
+def report(api: FakeApiServer, *name: str, status: bool = True) -> Report:
+    """Of an eviction; without ``status`` only its events are to be sent."""
+    found = evicted(api, *name)
+    pod = found.pod
+    return Report(pod.namespace, pod.name, pod.uid, events_of(found), status_patch(found) if status else None)
 
 
 def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiServer) -> None:
-    writer.kill(record(api))
+    writer.kill(report(api))
     status = writer.status
     message = "The node was low on resource: memory. "
     assert (status["phase"], status["reason"], status["message"]) == ("Failed", "Evicted", message)
@@ -91,7 +90,7 @@ def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiSe
 
 
 def test_a_kubelet_that_takes_it(writer: Writer, api: FakeApiServer) -> None:
-    writer.kill(record(api))
+    writer.kill(report(api))
     writer.after(0.5)
     assert relist(api, "web") == "Failed"
     writer.after(2.5)
@@ -103,7 +102,7 @@ def test_a_kubelet_that_takes_it(writer: Writer, api: FakeApiServer) -> None:
 
 
 def test_one_that_the_kubelet_writes_over_is_written_again(writer: Writer, api: FakeApiServer) -> None:
-    writer.kill(record(api))
+    writer.kill(report(api))
     writer.after(0.25)
     assert relist(api, "web", relisted_before=True) == "Running"
     writer.after(0.15)
@@ -115,7 +114,7 @@ def test_one_that_the_kubelet_writes_over_is_written_again(writer: Writer, api: 
 
 
 def test_a_kubelet_that_reports_nothing(writer: Writer, api: FakeApiServer) -> None:
-    writer.kill(record(api))
+    writer.kill(report(api))
     writer.after(11.0)
     assert writer.fates == [UNCONFIRMED]
     assert len(api.seen("GET", "/pods/web")) < 60
@@ -134,7 +133,7 @@ def test_what_passes_is_tried_again(
     writer: Writer, api: FakeApiServer, fault: faults.Do, times: int, after_s: float
 ) -> None:
     api.fail(fault, path=STATUS, times=times)
-    writer.kill(record(api))
+    writer.kill(report(api))
     writer.after(after_s - 0.1)
     assert writer.status["phase"] == "Running"
     assert len(api.seen("PATCH")) == times
@@ -145,12 +144,12 @@ def test_what_passes_is_tried_again(
 def test_a_server_that_is_away_gets_nothing_later(writer: Writer, api: FakeApiServer) -> None:
     """Two minutes: the kubelet has started the pod again long since."""
     api.refuse()
-    writer.kill(record(api))
+    writer.kill(report(api))
     writer.after(120.0)
     assert writer.fates == [AWAY]
     api.listen()
     writer.after(60.0)
-    writer.kill(record(api), age_s=11.0)  # of a daemon before, and too old
+    writer.kill(report(api), age_s=11.0)  # reported by the hot process again, and too old
     assert writer.fates == [AWAY, AWAY]
     assert api.seen("PATCH") == []
     assert writer.status["phase"] == "Running"
@@ -161,7 +160,7 @@ def test_a_server_that_is_away_gets_nothing_later(writer: Writer, api: FakeApiSe
 def test_a_pod_that_is_gone_is_given_up_and_another_of_its_name_left_alone(
     writer: Writer, api: FakeApiServer, when: str, anew: bool
 ) -> None:
-    old = record(api)
+    old = report(api)
     if when != "before":
         writer.kill(old)
     api.store.delete(KEY)
@@ -177,9 +176,9 @@ def test_a_pod_that_is_gone_is_given_up_and_another_of_its_name_left_alone(
 
 @pytest.mark.parametrize("what", ["qosClass", "rights"])
 def test_what_is_refused_is_not_tried_again(writer: Writer, api: FakeApiServer, what: str) -> None:
-    found = record(api)
+    found = report(api)
     if what == "qosClass":
-        found = replace(found, patch={"status": {**found.patch["status"], "qosClass": "Guaranteed"}})
+        found.patch = {"status": {"phase": "Failed", "qosClass": "Guaranteed"}}
     else:
         api.forbidden.add(("patch", "pods/status"))
     writer.kill(found)
@@ -189,7 +188,7 @@ def test_what_is_refused_is_not_tried_again(writer: Writer, api: FakeApiServer, 
 
 def test_a_token_that_expired_is_tried_until_there_is_a_new_one(writer: Writer, api: FakeApiServer) -> None:
     api.tokens = {"new"}
-    writer.kill(record(api))
+    writer.kill(report(api))
     writer.after(0.5)
     assert writer.fates == []
     api.tokens = {"good"}
@@ -198,14 +197,14 @@ def test_a_token_that_expired_is_tried_until_there_is_a_new_one(writer: Writer, 
 
 
 def test_a_new_kill_comes_before_looks_at_older_ones(writer: Writer, api: FakeApiServer) -> None:
-    writer.kill(record(api))
+    writer.kill(report(api))
     api.store.create("pods", pod("db"))
-    newer = record_of(evicted(api, "db"), 1_800_000_100.25)
+    newer = report(api, "db")
     seen: list[str] = []
 
     def look(asked: Asked, _: Reply) -> bool:
         if asked.method == "GET" and not seen:
-            writer.reports.add(newer, 0.0)  # while the first one is looked at
+            writer.reports.add(newer)  # while the first one is looked at
         seen.append(f"{asked.method} {asked.path.rpartition('pods/')[2]}")
         return False
 

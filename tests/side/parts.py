@@ -16,7 +16,6 @@ from monitor.side.holds import Holds
 from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
 from monitor.side.races import Races
-from monitor.side.worker import Worker
 
 
 class Parts:
@@ -42,5 +41,5 @@ class Parts:
     def races(self) -> Races:
         return Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)
 
-    def cluster(self, place: Place, files: Worker, *told: Any) -> Cluster:
-        return Cluster(place, self.node, self.disks, self.inbox.report, self.log, files, *told)
+    def cluster(self, place: Place, *told: Any) -> Cluster:
+        return Cluster(place, self.node, self.disks, self.inbox.report, self.log, *told)

@@ -1,7 +1,7 @@
 """Reports to the API server what happens on its node: the status of evicted pods, events, node conditions and taints.
 
 Two threads (with `--evict-by api` three), so that events and conditions do not delay a status. The connection is kept
-open: a patch then takes one round trip. What was not sent yet is in ``STATE/cluster``.
+open: a patch then takes one round trip.
 """
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-from monitor.actions.status import EvictedPod
+from monitor.actions.status import EvictedPod, event, events_of, status_patch
 from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
 from monitor.kube.client import ApiClient
@@ -24,12 +22,10 @@ from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import PREFIX, NodeReport, reason
-from monitor.side.cluster.record import Record, event_record, record_of
-from monitor.side.cluster.reports import TIMEOUT_S, Reports
+from monitor.side.cluster.reports import TIMEOUT_S, Report, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, OtherEviction
-from monitor.side.worker import Worker
 
 #: An idle connection gets a request this often: an API server, and a proxy before it, close idle connections.
 WARM_S = 30.0
@@ -60,9 +56,7 @@ def find_place(config: RunConfig, log: Log) -> Place | None:
 
 
 class Cluster:
-    """``files`` writes below the state dir, one job after the other. `evicting` may be called from any thread and never
-    waits. ``report`` gets evictions by the API server.
-    """
+    """`evicting` may be called from any thread and never waits. ``report`` gets evictions by the API server."""
 
     def __init__(
         self,
@@ -71,17 +65,14 @@ class Cluster:
         disks: DiskWatch,
         report: Callable[[OtherEviction], object],
         log: Log,
-        files: Worker,
-        on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None,
+        on_status_not_taken: Callable[[Report, str, str], object] = lambda *_: None,
     ) -> None:
         self.name = name = place.node
         self._place = place
-        state_dir = Path(node.config.state_dir)
         self._stop = threading.Event()
         self._client = ApiClient(place.config, self._stop, timeout_s=TIMEOUT_S)
         self._events_client = ApiClient(place.config, self._stop)
-        clients = self._client, self._events_client
-        self.reports = Reports(*clients, state_dir, files, log, on_status_not_taken)
+        self.reports = Reports(self._client, self._events_client, log, on_status_not_taken)
         more = self._condition_changed, node.held_names, node.config.taints_node
         self._node_report = NodeReport(
             self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more
@@ -94,8 +85,6 @@ class Cluster:
         self._warmth = Retry(log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S))
 
     def start(self) -> None:
-        """Also reports what the previous daemon left."""
-        self.reports.load()
         threading.Thread(target=self._write_statuses, name="statuses", daemon=True).start()
         self._thread.start()
         if self.evictions is not None:
@@ -103,7 +92,7 @@ class Cluster:
             threading.Thread(target=turning, args=about, name="evictions", daemon=True).start()
 
     def close(self) -> None:
-        """What was not sent stays in the state directory. Our taints are removed, within `_END_S`."""
+        """What was not sent is lost. Our taints are removed, within `_END_S`."""
         self._stop.set()
         self.reports.event_due.set()
         self.reports.status_due.set()
@@ -121,12 +110,12 @@ class Cluster:
         starts the next one under its name, and kubelets since 1.22 report a terminal phase when all containers have
         ended.
         """
-        age_s = _age_s(signalled_ns)
-        record = replace(record_of(replace(eviction, node=self.name), time.time() - age_s), in_grace=in_grace)
-        if is_static(eviction.pod) or is_mirror(eviction.pod):
+        pod, patch = eviction.pod, status_patch(eviction)
+        report = Report(pod.namespace, pod.name, pod.uid, events_of(eviction), patch, in_grace)
+        if is_static(pod) or is_mirror(pod):
             # Its kubelet reads the pod from a file and overwrites the mirror pod's status: ours would not stay.
-            record = replace(record, patch={}, in_grace=False)
-        self.reports.add(record, age_s if record.patch and not record.in_grace else None)
+            report.patch = None
+        self.reports.add(report, _age_s(signalled_ns))
 
     def ended(self, uid: str, ended_ns: int) -> None:
         """The grace of a pod is over: it got its SIGKILL, or no process was left in it, at ``ended_ns``."""
@@ -136,7 +125,11 @@ class Cluster:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
         about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
-        self.reports.add(event_record(about, reason, text, self.name, time.time(), warns=warns), None)
+        self._event(about, reason, text, time.time(), warns)
+
+    def _event(self, about: dict[str, str], reason: str, text: str, when: float, warns: bool) -> None:
+        made = event(about, reason, text, self.name, when, warns=warns, suffix=f".{reason.lower()}")
+        self.reports.add(Report(about.get("namespace", ""), about["name"], about["uid"], [made]))
 
     def _write_statuses(self) -> None:
         hurry()  # ahead of ordinary threads: a kubelet's relist does not wait
@@ -174,7 +167,7 @@ class Cluster:
         why = f"Node{reason(condition, holds)}"
         text = f"Node {self.name} status is now: {why} ({PREFIX}{condition})"
         about = {"kind": "Node", "name": self.name, "uid": self.name}
-        self.reports.add(event_record(about, why, text, self.name, when, warns=holds), None, stored=True)
+        self._event(about, why, text, when, holds)
 
 
 def _age_s(since_ns: int) -> float:

@@ -11,20 +11,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kube.client import EVENTS, PODS, ApiClient
 from monitor.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, KubeError, NotFound, Unauthorized
 from monitor.kube.retry import BackOff, Retry, passes
-from monitor.side.cluster.record import KEEP, Record, Records
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
-from monitor.side.worker import Worker
 
+#: Reports that wait; beyond it the oldest is dropped.
+KEEP = 1000
 #: A status is written, and written again, for so long after the kill.
 WINDOW_S = 10.0
 #: Between two tries, and between two looks at what the kubelet makes of it: at first, and from `CALM_S` on.
@@ -36,8 +34,6 @@ TIMEOUT_S = 2.0
 #: A status that is not accepted by then is late: the kubelet looks at its containers every second (its relist), and
 #: runs the pod again.
 LATE_S = 1.0
-#: A pod left in its grace by an earlier daemon is out of it after so long.
-_LONGEST_GRACE_S = 86_400.0
 
 TAKEN, UNCONFIRMED, AWAY, GONE, REFUSED = "taken", "unconfirmed", "away", "gone", "refused"
 #: What becomes of a status -> the line of the log and its level.
@@ -55,19 +51,24 @@ FATES: Mapping[str, tuple[str, str]] = {
     GONE: ("info", "an evicted pod was deleted before its kubelet accepted its status"),
     REFUSED: ("error", "the API server refuses the status of an evicted pod"),
 }
-#: Events for which a right is missing, which an operator may give, are tried again after so long at most.
-_RIGHT_S = 60.0
 #: Of 4xx those after which the same request may be taken: a token is renewed, a time-out, throttled.
 _LATER = (401, 408, 429)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Report:
-    """A record with a status to be written or events to be sent. Times are by the clock of `Reports`."""
+    """What the API server does not know yet of a pod or node: ``patch``, the pod's status, and v1.Events.
 
-    record: Record
-    killed: float
-    has_status: bool  # that is to be written, or looked at
+    ``in_grace``: the pod got SIGTERM, and its status waits until it has ended. Times are by the clock of `Reports`.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    events: list[dict[str, Any]]
+    patch: Mapping[str, Any] | None = None
+    in_grace: bool = False
+    killed: float = 0.0
     due: float = 0.0  # the next request about the status; of a new one at once
     accepted: bool = False
     still_since: float = 0.0  # since when nothing changed
@@ -75,20 +76,27 @@ class Report:
     erased: int = 0
     problem: str = ""
 
+    @property
+    def title(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def has_status(self) -> bool:
+        """To be written, or looked at."""
+        return self.patch is not None and not self.in_grace
+
 
 @dataclass(eq=False)
 class Reports:
     """`write_statuses` and `send_events` are called from a thread each, so that what may wait does not hold up a
-    status: again when ``status_due`` or ``event_due`` is set. ``files`` writes what is not over to ``STATE/cluster``,
-    one job after the other. ``on_status_not_taken(record, fate, text)`` is called from a thread, with one of `FATES`.
+    status: again when ``status_due`` or ``event_due`` is set. ``on_status_not_taken(report, fate, text)`` is called
+    from a thread, with one of `FATES`.
     """
 
     client: ApiClient
     events_client: ApiClient
-    state_dir: Path
-    files: Worker
     log: Log
-    on_status_not_taken: Callable[[Record, str, str], object] = lambda *_: None
+    on_status_not_taken: Callable[[Report, str, str], object] = lambda *_: None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
@@ -98,83 +106,47 @@ class Reports:
         self.erased = 0  # times a kubelet had written another phase over a status
         self.events_sent = self.events_dropped = 0
         self.status_due, self.event_due = threading.Event(), threading.Event()
-        self._pending = Records(self.state_dir)
-        self._lock = threading.RLock()
-        self._reports: dict[str, Report] = {}  # by the id of the record, oldest first; `KEEP` at most
+        self._lock = threading.Lock()
+        self._reports: list[Report] = []  # oldest first
         self._retry = Retry(self.log, BackOff(first_s=0.5, clock=self.clock))
-        self._paused: dict[str, float] = {}  # namespace -> until when it gets no event: a right is missing
-        self._rights = Retry(self.log, BackOff(cap_s=_RIGHT_S, clock=self.clock))  # of all namespaces together
 
-    def load(self) -> None:
-        """What the previous daemon left; a status only where that still has a meaning."""
-        for record in self._pending.load(
-            lambda problem: self.log.warning("a stored eviction cannot be read", problem=problem)
-        ):
-            age_s = max(0.0, time.time() - record.killed)
-            if record.in_grace and age_s < _LONGEST_GRACE_S:
-                self.add(record, None, stored=True)
-            else:
-                has_status = record.patch and age_s < WINDOW_S
-                self.add(replace(record, in_grace=False), age_s if has_status else None, stored=True)
-
-    def add(self, record: Record, age_s: float | None, *, stored: bool = False) -> None:
-        """``age_s``: since the kill; None where no status is to be written, or not yet. ``stored``: it is in the state
-        dir, or need not be. From any thread; never waits.
-        """
-        made = Report(record, self.clock() - (age_s or 0.0), record.in_grace or age_s is not None)
+    def add(self, report: Report, age_s: float = 0.0) -> None:
+        """``age_s``: since the kill. From any thread; never waits."""
+        report.killed = self.clock() - age_s
         with self._lock:
-            if record.in_grace and (earlier := self._in_grace(record.uid)) is not None:
-                self._leave(earlier, earlier.record.events)  # it gets no status any more
-            self._reports[record.id] = made
-            self._leave(made, record.events, made.has_status)
-            # The oldest, and a status that is still to be written after all events.
-            over = max(0, len(self._reports) - KEEP)
-            for one in sorted(self._reports.values(), key=lambda one: one.has_status)[:over]:
-                self.events_dropped += len(one.record.events)
-                self._leave(one, ())
-        (self.event_due if age_s is None else self.status_due).set()
-        if not stored:  # after the rest: a status cannot wait for a disk
-            self.files.submit(partial(self._write, record))
+            self._reports.append(report)
+            if len(self._reports) > KEEP:
+                # A status that is still to be written after all events.
+                oldest = min(self._reports, key=lambda one: one.patch is not None)
+                self.events_dropped += len(oldest.events)
+                self._reports.remove(oldest)
+        (self.status_due if report.has_status else self.event_due).set()
 
     def ended(self, uid: str, age_s: float) -> None:
         """The grace of a pod was over ``age_s`` ago: its status is to be written."""
         with self._lock:
-            if (found := self._in_grace(uid)) is None:
-                return
-            found.killed = self.clock() - age_s
-            found.record = record = replace(found.record, killed=time.time() - age_s, in_grace=False)
+            for one in self._reports:
+                if one.uid == uid and one.in_grace:
+                    one.killed, one.in_grace = self.clock() - age_s, False
         self.status_due.set()
-        self.files.submit(partial(self._write, record))
-
-    def _in_grace(self, uid: str) -> Report | None:
-        found = (one for one in self._reports.values() if one.has_status and one.record.in_grace)
-        return next((one for one in found if one.record.uid == uid), None)
-
-    def _write(self, record: Record) -> None:
-        with self._lock:
-            is_open = record.id in self._reports
-        if is_open:
-            self._pending.write(record)
 
     def _with_events(self) -> list[Report]:
         """Those with events that may be sent. They wait for a status: the API server has the same CPUs as what dies."""
 
         def waits(one: Report) -> bool:
-            is_under_way = one.has_status and not one.record.in_grace and not one.accepted
-            return is_under_way and self.clock() - one.killed < LATE_S
+            return one.has_status and not one.accepted and self.clock() - one.killed < LATE_S
 
         with self._lock:
-            return [one for one in self._reports.values() if one.record.events and not waits(one)]
+            return [one for one in self._reports if one.events and not waits(one)]
 
     @property
     def waiting(self) -> int:
         return len(self._with_events())
 
-    def _leave(self, report: Report, events: tuple[Mapping[str, Any], ...], has_status: bool = False) -> None:
-        """This is still to be done; where it is nothing, the record is over."""
-        report.record, report.has_status = replace(report.record, events=events), has_status
-        if not has_status and not events and self._reports.pop(report.record.id, None) is not None:
-            self.files.submit(partial(self._pending.remove, report.record.id))
+    def _forget(self, report: Report) -> None:
+        """The report, if nothing is left of it. Under the lock."""
+        if report.patch is None and not report.events and report in self._reports:
+            self._reports.remove(report)
 
     # statuses
 
@@ -182,7 +154,7 @@ class Reports:
         """Do what is due; seconds until the next is, None while there is nothing."""
         while True:
             with self._lock:
-                found = [one for one in self._reports.values() if one.has_status and not one.record.in_grace]
+                found = [one for one in self._reports if one.has_status]
             if not found:
                 return None
             first = min(found, key=lambda one: one.due)
@@ -203,13 +175,14 @@ class Reports:
         except MonitorError as error:
             self._on_error(report, error)
             return
-        if pod is None or uid_of(pod) != report.record.uid:
+        if pod is None or uid_of(pod) != report.uid:
             self._finish(report, GONE)
         else:
             self._judge(report, pod)
 
     def _patched(self, report: Report) -> Mapping[str, Any]:
-        about = PODS, report.record.pod, report.record.patch, report.record.namespace
+        assert report.patch is not None
+        about = PODS, report.name, report.patch, report.namespace
         pod = self.client.patch(*about, subresource="status", timeout_s=TIMEOUT_S)
         self._accepted(report)
         return pod
@@ -219,15 +192,14 @@ class Reports:
             return
         report.accepted, took_s = True, self.clock() - report.killed
         self.seconds.observe(took_s)
-        about = {"pod": report.record.title, "uid": report.record.uid, "seconds": round(took_s, 4)}
+        about = {"pod": report.title, "uid": report.uid, "seconds": round(took_s, 4)}
         self.log.info("status of an evicted pod written", **about)
         self.event_due.set()
 
     def _looked(self, report: Report) -> Mapping[str, Any] | None:
         """The pod as it is, its status written (again) where it is wrong; None if it is another one."""
-        record = report.record
-        pod = self.client.get(PODS, record.pod, record.namespace)
-        if uid_of(pod) != record.uid:
+        pod = self.client.get(PODS, report.name, report.namespace)
+        if uid_of(pod) != report.uid:
             return None
         if _is_evicted(pod):
             self._accepted(report)
@@ -252,7 +224,7 @@ class Reports:
         again = not isinstance(error, KubeError) or isinstance(error, Unauthorized | Conflict) or passes(error)
         if again and not report.problem:
             text = "status of an evicted pod not written; trying again"
-            self.log.warning(text, pod=report.record.title, problem=str(error))
+            self.log.warning(text, pod=report.title, problem=str(error))
         report.problem = str(error)
         if not again:
             self._finish(report, REFUSED)
@@ -261,17 +233,17 @@ class Reports:
         report.due = self.clock() + max(RETRY_S, asked_s or 0.0)
 
     def _finish(self, report: Report, fate: str) -> None:
-        record = report.record
         self.fates[fate] += 1
         level, text = FATES[fate]
-        fields: dict[str, Any] = {"pod": record.title, "uid": record.uid, "written_again": report.erased}
+        fields: dict[str, Any] = {"pod": report.title, "uid": report.uid, "written_again": report.erased}
         if report.problem and fate in (AWAY, REFUSED):
             fields["problem"] = report.problem
         self.log(level, text, **fields)
         if level != "info":
-            self.on_status_not_taken(record, fate, text)
+            self.on_status_not_taken(report, fate, text)
         with self._lock:
-            self._leave(report, report.record.events)
+            report.patch = None
+            self._forget(report)
         self.event_due.set()
 
     # events
@@ -279,46 +251,33 @@ class Reports:
     def send_events(self) -> float | None:
         """Send what waits; seconds until the next try, None while nothing waits."""
         while waiting := self._with_events():
-            now = self.clock()
-            if (wait_s := self._retry.due - now) > 0:
+            if (wait_s := self._retry.due - self.clock()) > 0:
                 return wait_s
-            self._paused = {namespace: until for namespace, until in self._paused.items() if until > now}
-            events = ((one, made) for one in waiting for made in one.record.events)
-            found = next(((one, made) for one, made in events if _namespace(made) not in self._paused), None)
-            if found is None:
-                return min(self._paused.values(), default=now) - now  # another thread may have dropped the last
             try:
-                self._send(*found)
+                self._send(waiting[0], waiting[0].events[0])
             except MonitorError as error:
-                self._retry.failed(error, "events wait for the API server", waiting=self.waiting)
+                self._retry.failed(error, "events wait for the API server", waiting=len(waiting))
         return None
 
-    def _send(self, report: Report, event: Mapping[str, Any]) -> None:
-        namespace = _namespace(event)
+    def _send(self, report: Report, event: dict[str, Any]) -> None:
+        namespace = event["metadata"]["namespace"]
         try:
             self.events_client.create(EVENTS, event, namespace)
+            self.events_sent += 1
         except AlreadyExists:
-            self.events_sent += 1  # its answer was lost, or a daemon before this one sent it
+            self.events_sent += 1  # its answer was lost, or a helper before this one sent it
         except ApiError as error:
-            if isinstance(error, Forbidden) and error.by_authorizer:
-                self._rights.failed(error, "events wait for a right", namespace=namespace)
-                self._paused[namespace] = self._rights.due
-                return
-            if not 400 <= error.code < 500 or error.code in _LATER:
+            has_no_right = isinstance(error, Forbidden) and error.by_authorizer  # which an operator may give
+            if has_no_right or not 400 <= error.code < 500 or error.code in _LATER:
                 raise
             # The server will never take it: a quota, an admission webhook, a namespace that is gone.
             self.events_dropped += 1
             text = "an event is refused, and not sent again"
-            self.log.error(text, namespace=namespace, pod=report.record.title, problem=str(error))
-        else:
-            self.events_sent += 1
-            if not self._paused:
-                self._rights.works("no event waits for a right any more")
+            self.log.error(text, namespace=namespace, pod=report.title, problem=str(error))
         self._retry.works("events are sent again", waiting=self.waiting)
-        name = event["metadata"]["name"]
         with self._lock:
-            left = tuple([one for one in report.record.events if one["metadata"]["name"] != name])
-            self._leave(report, left, report.has_status)
+            report.events.remove(event)
+            self._forget(report)
 
 
 def uid_of(pod: Mapping[str, Any]) -> str:
@@ -335,7 +294,3 @@ def _have_ended(pod: Mapping[str, Any]) -> bool:
     """Whether the kubelet reports of every container that it has ended."""
     states = (pod.get("status") or {}).get("containerStatuses") or []
     return bool(states) and all("terminated" in (one.get("state") or {}) for one in states)
-
-
-def _namespace(event: Mapping[str, Any]) -> str:
-    return str(event["metadata"]["namespace"])

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from monitor.side.export.http import Server
     from monitor.side.process_watch import ProcessWatch
     from monitor.side.races import Races
-    from monitor.side.worker import Worker
 
 SCOPES = ("memcg", "global")
 CONDITIONS = tuple(dict.fromkeys(CONDITION.values()))
@@ -111,7 +110,6 @@ class Metrics(Collector):
     holds: Holds
     log: Log
     processes: ProcessWatch
-    files: Worker
     server: Server
     late: Callable[[], tuple[Races | None, Cluster | None]]
 
@@ -223,7 +221,7 @@ class Metrics(Collector):
         text = "Records written by the BPF programs, and read by the hot process."
         yield counter("records", text, records, "kind", "side")
         lost = {f"ring_{kind}": 0 for kind in (*RECORDS, "proc")} | self.figures.lost()
-        lost |= {"log": self.log.dropped, "files": self.files.dropped}
+        lost |= {"log": self.log.dropped}
         yield counter("events_lost", "Records dropped at a full ring, channel or queue.", lost, "where")
         dropped = {name: stats.get(f"dropped_{name}") for name in MESSAGES}
         text = "Messages to the helper process that were dropped, by type."
@@ -232,7 +230,7 @@ class Metrics(Collector):
         yield counter("errors", "System calls of the hot process that failed, by purpose.", failed, "call")
 
     def _side(self) -> Iterator[Metric]:
-        scores, files, server = self.processes.scores, self.files, self.server
+        scores, server = self.processes.scores, self.server
         yield counter("oom_score_adj_mismatches", "Processes seen with another oom_score_adj.", scores.mismatches)
         yield counter("oom_score_adj_written", "Values of oom_score_adj written.", scores.written)
         yield counter("oom_score_adj_denied", "Writes the kernel refused (EACCES).", scores.denied)
@@ -246,10 +244,6 @@ class Metrics(Collector):
         yield counter("oom_guide_marks", text, getattr(marks, "marks", 0))
         text = "Times oom_score_adj of a pod's processes could not be raised or restored."
         yield counter("oom_guide_failures", text, getattr(marks, "failures", 0))
-        yield counter("state_write_failures", "Failed writes to the state directory.", files.failures)
-        failing = files.failing is not None
-        yield gauge("state_write_failing", "1 while writes to the state directory fail.", failing)
-        yield gauge("state_writes_waiting", "Writes that wait for the state directory.", files.waiting)
         yield counter("http_refused", "Requests and connections refused because too many wait.", server.refused)
         yield counter("http_cut", "Connections closed: slow, or replaced by a new one.", server.cut)
         yield gauge("http_connections", "Open HTTP connections.", server.connections)
