@@ -149,11 +149,12 @@ def _certificates(pem: Pem) -> list[bytes]:
 
 class Credentials:
     """The bearer token that identifies outrace ("": none), asked for before every request, from any thread. ``read``
-    gives it, and what says whether it may still be used; it raises MonitorError, and runs once at a time.
+    gives it, and what says whether it may still be used; it raises MonitorError, and runs once at a time. ``scheme`` is
+    that of the header: of Basic the token is user and password.
     """
 
-    def __init__(self, read: Callable[[], tuple[str, Callable[[], bool]]]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[], tuple[str, Callable[[], bool]]], scheme: str = "Bearer") -> None:
+        self._read, self.scheme = read, scheme
         self._lock = threading.Lock()
         self._token = ""
         self._is_good: Callable[[], bool] = lambda: False
@@ -172,8 +173,8 @@ class Credentials:
         return self._token
 
 
-def fixed(token: str = "") -> Credentials:
-    return Credentials(lambda: (token, lambda: True))
+def fixed(token: str = "", scheme: str = "Bearer") -> Credentials:
+    return Credentials(lambda: (token, lambda: True), scheme)
 
 
 def token_file(path: Path, key: str = "token file") -> Credentials:
@@ -213,9 +214,12 @@ class Server:
     https: bool = True
     prefix: str = ""
 
+    @property
+    def address(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.https else 'http'}://{host}:{self.port}{self.prefix}"
+        return f"{'https' if self.https else 'http'}://{self.address}{self.prefix}"
 
 
 @dataclass(frozen=True)
@@ -227,20 +231,23 @@ class ClusterConfig:
     credentials: Credentials = field(default_factory=fixed)
 
 
-def parse_server(url: str, where: str, https_port: int = 443) -> Server:
-    """``http(s)://HOST[:PORT][/prefix]``; ``where`` names file and key. Raises ConfigError."""
+def parse_server(url: str, where: str, https_port: int = 443, *, login: bool = False) -> Server:
+    """``http(s)://HOST[:PORT][/prefix]``, with ``login`` also ``USER:PASSWORD@``, which no message shows. ``where``
+    names file and key. Raises ConfigError.
+    """
     remedy = "write https://HOST:PORT"
+    named = shown(f"...@{url.rpartition('@')[2]}" if "@" in url else url)
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{where}: {shown(url)}: {error}", remedy) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{where}: {shown(url)} is no http or https URL with a host", remedy)
-    if parts.username is not None or parts.query or parts.fragment:
+        raise ConfigError(f"{where}: {named}: {error}", remedy) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ConfigError(f"{where}: {named} is no http or https URL with a host", remedy)
+    if (parts.username is not None and not login) or parts.query or parts.fragment:
         raise ConfigError(f"{where}: user, query and fragment do not belong there", remedy)
     if not (url.isascii() and url.isprintable()) or " " in url:
-        raise ConfigError(f"{where}: {shown(url)} is not in printable ASCII without spaces", remedy)
+        raise ConfigError(f"{where}: {named} is not in printable ASCII without spaces", remedy)
     https = parts.scheme == "https"
     default = https_port if https else 80
     return Server(parts.hostname, default if port is None else port, https, parts.path.rstrip("/"))

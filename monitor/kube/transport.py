@@ -296,7 +296,7 @@ class Transport:
         """Send, and read the head of the answer. Raises TransportError, Cancelled."""
         method, target, body, headers = request
         if token:
-            headers = {**headers, "Authorization": f"Bearer {token}"}
+            headers = {**headers, "Authorization": f"{self.config.credentials.scheme} {token}"}
         while True:
             made = self._take(patience)
             sent = False

@@ -11,7 +11,8 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.settings.values import check_url
 from monitor.side.alerts import rules
 from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, rfc3339
-from monitor.side.alerts.send import address, alertmanager_body
+from monitor.side.alerts.send import AlertSender, alertmanager_body
+from tests.log_lines import LogLines
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT
 
 VICTIM = DURING_GRACE["oom_victims"][0]
@@ -189,12 +190,12 @@ def test_urls(url: str, used: str) -> None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("localhost:9093", "does not begin with http:// or https://; write http://HOST:PORT"),
-        ("", "does not begin with"), ("ftp://a", "does not begin with"), ("http://", "names no host"),
-        ("http://:9093", "names no host"), ("http://a:99999", "is not a URL"), ("http://a:x", "is not a URL"),
-        ("http://a:0", "port 0"), ("http://[::1", "is not a URL"), ("http://a/api/v2/alerts", "give the base URL"),
-        ("http://a?x=1", "give the base URL"), ("http://a/#x", "fragment"), ("http://a/b c", "blank"),
-        ("http://a/\r\nX: y", "blank"), ("http://bücher.example/", "not printable ASCII"),
+        ("localhost:9093", "is no http or https URL with a host; write https://HOST:PORT"),
+        ("", "is no http"), ("ftp://a", "is no http"), ("http://", "is no http"), ("http://:9093", "is no http"),
+        ("http://a:0", "is no http"), ("http://a:99999", "Port out of range"), ("http://a:x", "Port could not be"),
+        ("http://[::1", "Invalid IPv6 URL"), ("http://a/api/v2/alerts", "give the base URL"),
+        ("http://a?x=1", "do not belong"), ("http://a/#x", "do not belong"), ("http://a/b c", "printable ASCII"),
+        ("http://a/\r\nX: y", "printable ASCII"), ("http://b\u00fccher.example/", "printable ASCII"),
     ],
 )  # fmt: skip
 def test_bad_urls(url: str, expected: str) -> None:
@@ -210,4 +211,6 @@ def test_a_password_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         check_url("http://me:s3cret@h:0/")
     assert "s3cret" not in str(caught.value)
-    assert (address("https://me:s3cret@h/prefix"), address("http://[::1]/")) == ("h:443", "[::1]:80")
+    receivers = AlertSender(["https://me:s3cret@h/prefix", "http://[::1]/"], LogLines())
+    assert list(receivers.counters) == ["alertmanager h:443", "alertmanager [::1]:80"]
+    receivers.close(1.0)
