@@ -80,8 +80,8 @@ class ApiClient(Transport):
         with self.ask("GET", "/version", what) as answer:
             return parse_object(answer.all(MAX_OBJECT), what)
 
-    def get(self, resource: Resource, name: str, namespace: str = "") -> Object:
-        return self._call("get", resource, namespace, name)
+    def get(self, resource: Resource, name: str, namespace: str = "", *, timeout_s: float | None = None) -> Object:
+        return self._call("get", resource, namespace, name, timeout_s=timeout_s)
 
     def list(
         self,

@@ -299,24 +299,16 @@ def test_a_pod_that_is_refused_for_ever_keeps_no_other(
     assert asked.count("a") <= 12 * asked.index("b")
 
 
-def test_one_question_tells_that_a_right_is_missing_in_a_namespace(
+def test_a_missing_right_is_logged_once_and_pods_of_another_namespace_are_asked_for(
     capfd: pytest.CaptureFixture[str], evictions: Evictions, api: FakeApiServer
 ) -> None:
-    """The rights of a RoleBinding are those of one namespace: pods of another are asked for in the same pass."""
-    for name in ("a", "b", "c"):
-        evictions.add(name)
-    api.forbidden.add(("create", "pods/eviction"))
-    for _ in range(3):
-        evictions.decide("a", "b", "c", for_s=4.0)
-    assert (evictions.asked, evictions.accepted) == (["a"], [])
-    assert {one.pods for one in evictions.refused} == {("default/a", "default/b", "default/c")}
-    logged = [line for line in capfd.readouterr().err.splitlines() if "no right to evict" in line]
+    """The rights of a RoleBinding are those of one namespace."""
+    evictions.add("a")
+    evictions.add("b", namespace="shop")
+    api.fail(faults.status(403, "Forbidden", forbidden("default")), times=1000, path="/namespaces/default/")
+    evictions.decide("a", "b", for_s=10.0)
+    assert evictions.asked == ["a", "a", "a", "b"]
+    assert [one.name for one in evictions.accepted] == ["shop/b"]
+    logged = [line for line in capfd.readouterr().err.splitlines() if "evicts no pod now" in line]
     assert len(logged) == 1
     assert 'resources: [\\"pods/eviction\\"], verbs: [\\"create\\"]' in logged[0]
-    evictions.add("d", namespace="shop")
-    api.forbidden.clear()
-    api.fail(faults.status(403, "Forbidden", forbidden("default")), times=1000, path="/namespaces/default/")
-    evictions.clock.now += 10.0
-    evictions.decide("a", "b", "c", "d")
-    assert evictions.asked == ["a", "a", "d"]
-    assert [one.name for one in evictions.accepted] == ["shop/d"]

@@ -24,7 +24,7 @@ class Writer:
     def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
         self.clock = WaitedClock(1000.0)
         self.api = api
-        self.reports = Reports(client, client, Log(), clock=self.clock)
+        self.reports = Reports(client, Log(), clock=self.clock)
         self.turn = self.reports.write_statuses
 
     @property

@@ -10,24 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kube.client import PODS, ApiClient
-from monitor.kube.errors import (
-    ApiError,
-    Conflict,
-    Forbidden,
-    NotFound,
-    TimedOut,
-    TooManyRequests,
-    Unauthorized,
-)
+from monitor.kube.errors import ApiError, Conflict, Forbidden, NotFound, TimedOut, TooManyRequests, Unauthorized
 from monitor.kube.retry import BackOff, Retry, passes
 from monitor.link.messages import Decision
+from monitor.pods.model import FoundPod
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
+from monitor.policy.pods import Pod
 from monitor.policy.qos import is_critical
 from monitor.policy.ranking import Candidate
 from monitor.policy.signals import MEMORY_SIGNALS
@@ -36,25 +29,13 @@ from monitor.side.cluster.reports import uid_of
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
-from monitor.side.node_state import NodeState, OtherEviction
+from monitor.side.node_state import NodeState, OtherEviction, label
 
 #: After a refusal the pod is not requested again before this: the period of the kubelet and of repeated decisions.
 REFUSED_S = 10.0
 #: After so many answers 503, 504 or 429 in a row for one pod the next candidate is tried: a pod can have its own 504.
 ASKED_AGAIN = 3
 ACCEPTED, BUDGET, GONE, FAILED, AWAY = OUTCOMES = ("accepted", "budget", "gone", "failed", "away")
-
-
-class Asked(NamedTuple):
-    uid: str
-    namespace: str
-    name: str
-    grace_s: int
-    cgroup: Path
-
-    @property
-    def title(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 #: A pod that has not ended so long after its grace no longer keeps the next one waiting, as in the kubelet.
@@ -96,8 +77,8 @@ class ApiEvictions:
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
-        self._ending: tuple[Asked, float] | None = None  # a pod, and since when, by the clock as all times here
-        #: uid, or "NAMESPACE/" for want of a right -> until when it is not requested again, the outcome
+        self._ending: tuple[FoundPod, float, int] | None = None  # since when, by the clock as all times here; its grace
+        #: uid -> until when it is not requested again, the outcome
         self._refused: dict[str, tuple[float, str]] = {}
         self._lock = threading.Lock()
         self.woken = threading.Event()
@@ -141,40 +122,40 @@ class ApiEvictions:
 
     def _ask_first(self, decision: Decision, since: float) -> bool:
         """Request the first candidate that is not refused. False: try the same decision again later."""
-        kept: list[Asked] = []
-        for rank, pod in enumerate(self._candidates(decision), 1):
-            if pod.uid in self._refused or f"{pod.namespace}/" in self._refused:
-                kept += [pod] if self._outcome(pod) != GONE else []
-                continue
-            # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to be.
-            if not self._holds(decision, self._clock() - since):
-                break
-            outcome = self._ask(pod)
-            self.outcomes[outcome] += 1
-            if outcome == AWAY:
-                return False
-            if outcome == ACCEPTED:
-                self._log_kept(decision, kept, pod.title)
-                self._accepted(decision, pod, rank)
-                return True
-            self._refused[pod.uid] = self._clock() + REFUSED_S, outcome
-            if outcome == GONE and not _has_processes(pod):  # one that was deleted by force may run on
-                return True  # its memory is freed: the next decision counts it
-            kept += [pod] if outcome != GONE else []
+        kept: list[Pod] = []
+        for rank, found in enumerate(self._candidates(decision), 1):
+            pod = found.pod
+            if pod.uid not in self._refused:
+                # A refusal may take 10 s (a budget that is contended): the next pod is evicted only if it still has to.
+                if not self._holds(decision, self._clock() - since):
+                    break
+                grace_s = self._grace_s(decision, pod.grace_period_s)
+                outcome = self._ask(pod, grace_s)
+                self.outcomes[outcome] += 1
+                if outcome == AWAY:
+                    return False
+                if outcome == ACCEPTED:
+                    self._log_kept(decision, kept, label(pod))
+                    self._accepted(decision, found, rank, grace_s)
+                    return True
+                self._refused[pod.uid] = self._clock() + REFUSED_S, outcome
+                if outcome == GONE and not _has_processes(found):  # one that was deleted by force may run on
+                    return True  # its memory is freed: the next decision counts it
+            kept += [pod] if self._refused[pod.uid][1] != GONE else []
         self._log_kept(decision, kept, None)
         return True
 
-    def _ask(self, pod: Asked) -> str:
+    def _ask(self, pod: Pod, grace_s: int) -> str:
         """One request; one of `OUTCOMES`. After AWAY the next one waits until it is due."""
         try:
-            self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=pod.grace_s)
+            self._client.evict(pod.name, pod.namespace, uid=pod.uid, grace_period_s=grace_s)
         except MonitorError as error:
             return self._on_error(pod, error)
         self._unanswered = "", 0
         self._retry.works("the API server takes evictions again")
         return ACCEPTED
 
-    def _on_error(self, pod: Asked, error: MonitorError) -> str:
+    def _on_error(self, pod: Pod, error: MonitorError) -> str:
         is_gone = isinstance(error, NotFound)
         if isinstance(error, Conflict):
             # Another pod has its name now, or the API server gave up after conflicts with other writers: try again.
@@ -187,22 +168,17 @@ class ApiEvictions:
             if not is_gone:
                 return self._away(pod, error)
         if is_gone:
-            self._log.info("a pod to be evicted is gone, or made anew under its name", pod=pod.title, uid=pod.uid)
+            self._log.info("a pod to be evicted is gone, or made anew under its name", pod=label(pod), uid=pod.uid)
             return GONE
         # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
         of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
-        if not of_this_pod or isinstance(error, Unauthorized):
+        has_no_right = isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and error.by_authorizer)
+        if not of_this_pod or has_no_right:
             return self._away(pod, error)
         self._refusal = str(error)
-        if isinstance(error, Forbidden) and error.by_authorizer:
-            # The authorizer refuses the whole namespace: one request is enough for all its pods.
-            self._refused[f"{pod.namespace}/"] = self._clock() + REFUSED_S, FAILED
-            if self._retry.problem != str(error):
-                self._log.error("outrace has no right to evict pods of a namespace", pod=pod.title, problem=str(error))
-            self._retry.problem = str(error)
         return BUDGET if isinstance(error, TooManyRequests) else FAILED
 
-    def _away(self, pod: Asked, error: MonitorError) -> str:
+    def _away(self, pod: Pod, error: MonitorError) -> str:
         uid, times = self._unanswered
         self._unanswered = pod.uid, times + 1 if uid == pod.uid else 1
         may_be_of_pod = isinstance(error, ApiError | TimedOut) and not isinstance(error, Unauthorized)
@@ -211,27 +187,23 @@ class ApiEvictions:
             self._refusal = str(error)
             return FAILED
         text = "the API server evicts no pod now, and no pod is killed; trying again"
-        self._retry.failed(error, text, "error", pod=pod.title)
+        self._retry.failed(error, text, "error", pod=label(pod))
         return AWAY
 
-    def _log_kept(self, decision: Decision, kept: Sequence[Asked], instead: str | None) -> None:
+    def _log_kept(self, decision: Decision, kept: Sequence[Pod], instead: str | None) -> None:
         if not kept:
             return
-        names = [pod.title for pod in kept[:_SHOWN]]
+        names = [label(pod) for pod in kept[:_SHOWN]]
         text = "the API server refuses to evict pods"
         text += "; it evicts the next candidate" if instead else "; no pod is evicted or killed"
         fields = {"signal": decision.signal, "kind": decision.kind, "problem": self._refusal}
         self._log.warning(text, pods=names, kept=len(kept), instead=instead, **fields)
         if decision.signal in MEMORY_SIGNALS:
             about = time.monotonic_ns(), decision.domain, decision.signal, decision.kind == "hard"
-            budget = any(self._outcome(pod) == BUDGET for pod in kept)
+            budget = any(self._refused[pod.uid][1] == BUDGET for pod in kept)
             self._report(Refused(*about, tuple(names), budget, self._refusal, instead))
 
-    def _outcome(self, pod: Asked) -> str:
-        """Of the last request; without one the authorizer refused another pod of the namespace."""
-        return self._refused.get(pod.uid, (0.0, FAILED))[1]
-
-    def _candidates(self, decision: Decision) -> list[Asked]:
+    def _candidates(self, decision: Decision) -> list[FoundPod]:
         """The pod that was decided on, then the others of the order; a pod over a limit of its own is alone."""
         uids = [decision.pod]
         if decision.signal in MEMORY_SIGNALS:
@@ -239,12 +211,7 @@ class ApiEvictions:
         elif decision.signal is not None:
             uids += self._disks.orders.get(decision.signal, ())
         pods = self._node.pods
-        found = [(pods[uid].pod, pods[uid].cgroup) for uid in dict.fromkeys(uids) if uid in pods]
-        return [
-            Asked(pod.uid, pod.namespace, pod.name, self._grace_s(decision, pod.grace_period_s), cgroup)
-            for pod, cgroup in found
-            if not is_critical(pod)
-        ]
+        return [pods[uid] for uid in dict.fromkeys(uids) if uid in pods and not is_critical(pods[uid].pod)]
 
     def _grace_s(self, decision: Decision, own: int | None) -> int:
         """As the kubelet's: of a soft threshold the pod's own, `evictionMaxPodGracePeriod` at most."""
@@ -254,39 +221,38 @@ class ApiEvictions:
         most_s = self._node.config.eviction_max_pod_grace_period_s
         return max(_LEAST_GRACE_S, own_s if most_s < 0 else min(own_s, most_s))
 
-    def _accepted(self, decision: Decision, pod: Asked, rank: int) -> None:
-        now_ns = time.monotonic_ns()
+    def _accepted(self, decision: Decision, found: FoundPod, rank: int, grace_s: int) -> None:
+        pod, now_ns = found.pod, time.monotonic_ns()
         took_s = max(0.0, (now_ns - decision.decided_ns) / 1e9)
         self.seconds.observe(took_s)
-        self._log.warning(
-            "evicted by the API server", pod=pod.title, uid=pod.uid, grace_s=pod.grace_s, seconds=round(took_s, 4)
-        )
-        self._ending = pod, self._clock()
-        made: dict[str, Any] = {"pod": pod.uid, "name": pod.title, "rank": rank, "given_s": pod.grace_s}
+        about = {"pod": label(pod), "uid": pod.uid, "grace_s": grace_s, "seconds": round(took_s, 4)}
+        self._log.warning("evicted by the API server", **about)
+        self._ending = found, self._clock(), grace_s
+        made: dict[str, Any] = {"pod": pod.uid, "name": label(pod), "rank": rank, "given_s": grace_s}
         if pod.uid != decision.pod:
             # Its figures are those of the order, not of the pod that was decided on.
             row = next((Candidate(*row) for row in decision.order if row[0] == pod.uid), None)
             made |= {"working_set": row.usage or 0, "request": row.request, "containers": {}} if row else {}
         self._report(decision._replace(observed=False, signalled_ns=now_ns, **made))
 
-    def _has_ended(self, pod: Asked, since: float) -> bool:
+    def _has_ended(self, found: FoundPod, since: float, grace_s: int) -> bool:
         """Whether the next pod need not wait for this one."""
-        waited_s, ended = self._clock() - since, not _has_processes(pod)
-        if not ended and waited_s < pod.grace_s + TIMEOUT_S:
+        pod, waited_s, ended = found.pod, self._clock() - since, not _has_processes(found)
+        if not ended and waited_s < grace_s + TIMEOUT_S:
             return False
         self._ending = None
         with self._lock:
             self._waiting.clear()  # decided while the ended pod still had its memory
         if ended:
-            self._log.info("an evicted pod has ended", pod=pod.title, uid=pod.uid, seconds=round(waited_s, 3))
-            self._report(Gone(time.monotonic_ns(), pod.uid, pod.title, None))
+            self._log.info("an evicted pod has ended", pod=label(pod), uid=pod.uid, seconds=round(waited_s, 3))
+            self._report(Gone(time.monotonic_ns(), pod.uid, label(pod), None))
         else:
-            self._log.warning("an evicted pod does not end: going on without it", pod=pod.title, uid=pod.uid)
+            self._log.warning("an evicted pod does not end: going on without it", pod=label(pod), uid=pod.uid)
         return True
 
 
-def _has_processes(pod: Asked) -> bool:
+def _has_processes(found: FoundPod) -> bool:
     try:
-        return not cgroup_procs.empty(pod.cgroup)
+        return not cgroup_procs.empty(found.cgroup)
     except OSError:
         return True

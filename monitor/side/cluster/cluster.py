@@ -21,8 +21,8 @@ from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
-from monitor.side.cluster.node import PREFIX, NodeReport, reason
-from monitor.side.cluster.reports import TIMEOUT_S, Report, Reports
+from monitor.side.cluster.node import NodeReport
+from monitor.side.cluster.reports import Report, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, OtherEviction
@@ -67,15 +67,18 @@ class Cluster:
         log: Log,
         on_status_not_taken: Callable[[Report, str, str], object] = lambda *_: None,
     ) -> None:
-        self.name = name = place.node
+        self.name = place.node
         self._place = place
         self._stop = threading.Event()
-        self._client = ApiClient(place.config, self._stop, timeout_s=TIMEOUT_S)
-        self._events_client = ApiClient(place.config, self._stop)
-        self.reports = Reports(self._client, self._events_client, log, on_status_not_taken)
-        more = self._condition_changed, node.held_names, node.config.taints_node
+        self._client = ApiClient(place.config, self._stop)
+        self.reports = Reports(self._client, log, on_status_not_taken)
         self._node_report = NodeReport(
-            self._events_client, name, lambda: None if node.state is None else node.conditions, log, *more
+            self._client,
+            place.node,
+            lambda: None if node.state is None else node.conditions,
+            log,
+            node.held_names,
+            node.config.taints_node,
         )
         #: None but with `--evict-by api`.
         self.evictions = ApiEvictions(self._client, node, disks, report, log) if node.config.asks_api else None
@@ -99,7 +102,6 @@ class Cluster:
         if self.evictions is not None:
             self.evictions.woken.set()
         self._client.close()
-        self._events_client.close()
         if self._node_report.own_taints and self._thread.is_alive():
             self._thread.join(_END_S)
         self._ended.set()
@@ -125,11 +127,8 @@ class Cluster:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
         about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
-        self._event(about, reason, text, time.time(), warns)
-
-    def _event(self, about: dict[str, str], reason: str, text: str, when: float, warns: bool) -> None:
-        made = event(about, reason, text, self.name, when, warns=warns, suffix=f".{reason.lower()}")
-        self.reports.add(Report(about.get("namespace", ""), about["name"], about["uid"], [made]))
+        made = event(about, reason, text, self.name, time.time(), warns=warns, suffix=f".{reason.lower()}")
+        self.reports.add(Report(namespace, name, uid, [made]))
 
     def _write_statuses(self) -> None:
         hurry()  # ahead of ordinary threads: a kubelet's relist does not wait
@@ -161,13 +160,6 @@ class Cluster:
             self._warm_due = self._warmth.due
         else:
             self._warmth.works("the API server answers again", server=self._client.address)
-
-    def _condition_changed(self, condition: str, holds: bool, when: float) -> None:
-        """An event on the node, as the kubelet sends for its own conditions."""
-        why = f"Node{reason(condition, holds)}"
-        text = f"Node {self.name} status is now: {why} ({PREFIX}{condition})"
-        about = {"kind": "Node", "name": self.name, "uid": self.name}
-        self._event(about, why, text, when, holds)
 
 
 def _age_s(since_ns: int) -> float:

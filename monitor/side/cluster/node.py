@@ -71,14 +71,12 @@ class NodeReport:
     `write_conditions` and `write_taints` write what is due, `end` removes our taints.
 
     Only ``own_taints`` sets taints.
-    ``on_change(condition, holds, when)`` is called at each change.
     """
 
     client: ApiClient
     node: str
     holding: Callable[[], Collection[str] | None]
     log: Log
-    on_change: Callable[[str, bool, float], object] = lambda *_: None
     held: Callable[[], str] = lambda: ""
     own_taints: bool = False
     clock: Callable[[], float] = time.monotonic
@@ -121,8 +119,6 @@ class NodeReport:
             self._resume(state)
         for name, holds in state.items():
             if self._since.get(name, (None, 0.0))[0] != holds:
-                if name in self._since and name in KEYS:  # a pod that is held has events of its own
-                    self.on_change(name, holds, self.wall())
                 self._since[name] = (holds, self.wall())
         body = {"status": {"conditions": self._objects()}}
         write = partial(self.client.patch, NODES, self.node, body, subresource="status")
@@ -142,7 +138,7 @@ class NodeReport:
             {
                 "type": f"{PREFIX}{name}",
                 "status": str(holds),
-                "reason": f"Outrace{reason(name, holds)}",
+                "reason": f"Outrace{_WORDS[name][holds][0]}",
                 "message": _WORDS[name][holds][1].format(held=self._held_text),
                 "lastHeartbeatTime": timestamp(self.wall()),
                 **({} if since is None else {"lastTransitionTime": timestamp(since)}),
@@ -186,11 +182,6 @@ class NodeReport:
                 continue
             self.log.info("taints of the node written", node=self.node, added=added, removed=removed)
             return
-
-
-def reason(condition: str, holds: bool) -> str:
-    """As the kubelet calls it: HasInsufficientMemory, HasNoDiskPressure."""
-    return _WORDS[condition][holds][0]
 
 
 def _read(node: dict[str, Any], name: str) -> tuple[str, list[dict[str, Any]]]:

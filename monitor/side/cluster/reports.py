@@ -94,7 +94,6 @@ class Reports:
     """
 
     client: ApiClient
-    events_client: ApiClient
     log: Log
     on_status_not_taken: Callable[[Report, str, str], object] = lambda *_: None
     clock: Callable[[], float] = time.monotonic
@@ -198,7 +197,7 @@ class Reports:
 
     def _looked(self, report: Report) -> Mapping[str, Any] | None:
         """The pod as it is, its status written (again) where it is wrong; None if it is another one."""
-        pod = self.client.get(PODS, report.name, report.namespace)
+        pod = self.client.get(PODS, report.name, report.namespace, timeout_s=TIMEOUT_S)
         if uid_of(pod) != report.uid:
             return None
         if _is_evicted(pod):
@@ -262,7 +261,7 @@ class Reports:
     def _send(self, report: Report, event: dict[str, Any]) -> None:
         namespace = event["metadata"]["namespace"]
         try:
-            self.events_client.create(EVENTS, event, namespace)
+            self.client.create(EVENTS, event, namespace)
             self.events_sent += 1
         except AlreadyExists:
             self.events_sent += 1  # its answer was lost, or a helper before this one sent it
