@@ -34,21 +34,14 @@ def sync_directory(path: Path) -> None:
 
 @dataclass(frozen=True)
 class JsonFolder:
-    """A directory of files ``NAME.json``, of which the newest ``keep`` stay. Its methods raise OSError."""
+    """A directory of files ``NAME.json``. Its methods raise OSError."""
 
     path: Path
-    mode: int = 0o640
-    keep: int | None = None
 
     def replace(self, file_name: str, data: bytes) -> None:
         """Write the file; it replaces an older one of that name."""
         self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        replace_file(self.path / file_name, data, self.mode)
-        if self.keep is not None:
-            # Never the file just written: where the clock was set back it may be the oldest by its time.
-            others = [name for name in self.listed() if name != file_name]
-            for oldest in others[: max(0, len(others) + 1 - self.keep)]:
-                self.remove(oldest)
+        replace_file(self.path / file_name, data, 0o640)
 
     def remove(self, file_name: str) -> None:
         (self.path / file_name).unlink(missing_ok=True)
