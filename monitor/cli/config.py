@@ -33,7 +33,7 @@ from monitor.policy.translate import translate as to_configuration
 from monitor.settings.config import RunConfig
 from monitor.settings.files import read_text, refuse_misspelt, value
 from monitor.settings.options import FEATURE_GATES, KUBELET_KEYS, SETTINGS
-from monitor.settings.read import Resolved, check_enforced, from_inputs, resolved_again, value_of
+from monitor.settings.read import Resolved, check_enforced, resolved_again, value_of
 from monitor.settings.read import resolve as resolve_settings
 
 #: Shown as thresholds, not among the other settings; a recording cannot be asked for.
@@ -265,10 +265,10 @@ def _of_services(settings: Settings) -> Settings:
 
 def _without_effect(resolved: Resolved) -> Iterator[str]:
     """Outrace's own thresholds on which it does not act where services are pods."""
-    own, _, _ = from_inputs(resolved.config.inputs)  # what a kubelet's file says is for the kubelet
     for kind in (HARD, SOFT):
-        for signal, (text, origin) in resolved.settings.maps[kind].items() if kind in own else ():
-            if signal in _OF_SERVICES or text in OFF or origin.startswith(DEFAULT):
+        for signal, (text, origin) in resolved.settings.maps[kind].items():
+            # What a kubelet's file says is for the kubelet.
+            if signal in _OF_SERVICES or text in OFF or origin.startswith(DEFAULT) or origin.endswith(f": {kind}"):
                 continue
             of_disk = signals.CONDITION[signal] == signals.DISK_PRESSURE
             why = "no service is killed for a disk, its files would stay" if of_disk else "there is no kubepods cgroup"

@@ -140,7 +140,7 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
     settle_mode(found, origins)
     reserved = _reserved(settings)
     found["system_reserved"], found["kube_reserved"] = (of.get("memory", ZERO).value for of in reserved.values())
-    config = RunConfig(**found, origins=origins, inputs=to_inputs(kubelets, file, drop_ins))
+    config = RunConfig(**found, origins=origins, inputs=_to_inputs(settings, drop_ins))
     check_mode(config)
     _check_thresholds(config, settings, rules, {given.origin for given in own.values()})
     return Resolved(config, settings, reserved, drop_ins)
@@ -160,14 +160,31 @@ def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
     return {}
 
 
+# Thresholds and reservations with their origins, as JSON, as they were when the daemon read them. The daemon carries
+# them, so that `outrace config show` has what is in force also where a file has changed since.
+def _to_inputs(settings: Settings, drop_ins: Sequence[Source]) -> dict[str, Any]:
+    def kept(content: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: one for key, one in content.items() if key in KUBELET_KEYS}
+
+    of_files = [one._replace(content=kept(one.content)) for one in drop_ins]
+    # YAML has dates, JSON has none; no key of ours takes one.
+    text = json.dumps(
+        {**vars(settings), "values": kept(settings.values), "drop_ins": of_files}, default=str, skipkeys=True
+    )
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def resolved_again(config: RunConfig) -> Resolved:
     """What a daemon's configuration was made of (`RunConfig.inputs`), whatever its files hold now. ConfigError."""
-    kubelets, file, drop_ins = from_inputs(config.inputs)
-    try:
-        settings = configuration.in_force(file, drop_ins, kubelets, era(config.policy))
-    except PolicyError as error:
-        raise ConfigError(str(error)) from None
-    return Resolved(config, settings, _reserved(settings), drop_ins)
+
+    def given(found: Mapping[str, Any]) -> dict[str, Given]:
+        return {name: Given(*one) for name, one in found.items()}
+
+    kept = config.inputs
+    maps = {key: given(entries) for key, entries in kept["maps"].items()}
+    settings = Settings(maps, given(kept["values"]), kept["origins"], kept["switched_off"])
+    return Resolved(config, settings, _reserved(settings), tuple(Source(*one) for one in kept["drop_ins"]))
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
@@ -340,31 +357,6 @@ def check_kernel(config: RunConfig, cgroup_version: int) -> None:
         raise CannotError(f"{config.origins['hard_grace_ns']}: {why}", remedy)
 
 
-# The layers that thresholds and reservations were made of, as JSON, as they were when the daemon read them. The daemon
-# carries them, so that `outrace config show` has the origins of what is in force also where a file has changed since.
-def to_inputs(kubelets: Mapping[str, Given], file: Source | None, drop_ins: tuple[Source, ...]) -> dict[str, Any]:
-    """``kubelets``: the kubelet's keys that outrace itself was given, parsed."""
-
-    def kept(source: Source) -> Source:
-        return source._replace(content={key: one for key, one in source.content.items() if key in KUBELET_KEYS})
-
-    found = {
-        "own": {key: list(given) for key, given in kubelets.items()},
-        "file": None if file is None else kept(file),
-        "drop_ins": list(map(kept, drop_ins)),
-    }
-    # YAML has dates, JSON has none; no key of ours takes one.
-    copied: dict[str, Any] = json.loads(json.dumps(found, default=str, skipkeys=True))
-    return copied
-
-
-def from_inputs(inputs: Mapping[str, Any]) -> tuple[dict[str, Given], Source | None, tuple[Source, ...]]:
-    """The inverse of `to_inputs`; nothing was given where there are none."""
-    own = {key: Given(value, origin) for key, (value, origin) in inputs.get("own", {}).items()}
-    file = inputs.get("file")
-    return own, None if file is None else Source(*file), tuple(Source(*one) for one in inputs.get("drop_ins", ()))
-
-
 def value_of(config: RunConfig, option: Option) -> Any:
     if option.name == "listen":
         return f"{config.listen_host}:{config.listen_port}"
@@ -389,15 +381,16 @@ def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:
     default = rules.default_hard.get(MEMORY)
     if not share or default is None or config.origins.get("eviction_hard") != DEFAULT:
         return config
-    own, file, drop_ins = from_inputs(config.inputs)
+    resolved = resolved_again(config)
     line, kept = (-(-size // _MI) for size in (Quantity.parse(default).value, share))
     origin = f"{DEFAULT} {default}, and {kept}Mi that the kernel keeps"
-    own[HARD] = Given({**rules.default_hard, MEMORY: f"{line + kept}Mi"}, origin)
-    settings = configuration.in_force(file, drop_ins, own, rules)
+    maps, origins = resolved.settings.maps, {**resolved.settings.origins, HARD: origin}
+    hard = {**maps[HARD], MEMORY: Given(f"{line + kept}Mi", origin)}
+    settings = dataclasses.replace(resolved.settings, maps={**maps, HARD: hard}, origins=origins)
     return dataclasses.replace(
         config,
         eviction_hard=settings.texts(HARD),
-        origins={**config.origins, "eviction_hard": settings.origins[HARD]},
-        inputs=to_inputs(own, file, drop_ins),
+        origins={**config.origins, "eviction_hard": origin},
+        inputs=_to_inputs(settings, resolved.drop_ins),
         kernels_share=share,
     )

@@ -143,7 +143,7 @@ OPTIONS = {
     "alertmanager": Row(
         ["http://h:1", "http://h:2"],
         ("http://h:1", "http://h:2"),
-        (("localhost:9093", "begin with http://"), ("http://localhost:0/", "port 0"), (1, "1 is not a URL")),
+        (("localhost:9093", "is no http or https URL"), (1, "1 is not a URL")),
     ),
     "stall": Row(
         ["machine>40%", "pod>60%,grace=1m"],
