@@ -105,19 +105,6 @@ def test_a_receiver_that_errs_is_tried_again() -> None:
     assert "s cret" not in str(log.lines)
 
 
-def test_what_is_refused_does_not_block_the_rest() -> None:
-    server = StandIn()
-    log = LogLines()
-    with sender(server.url, log=log) as sending:
-        with server.running(422):
-            sending.fire(event(0))
-            until(lambda: counts(sending)["dropped"] == 1, "given up")
-        with server.running():
-            sending.fire(event(1))
-            until(lambda: counts(sending)["sent"] == 1, "the next one is taken")
-    assert log.matching("refused")[0]["problem"] == "post alerts: HTTP 422"
-
-
 def test_a_silent_receiver_delays_nobody(server: StandIn) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
         dead = f"http://127.0.0.1:{silent.getsockname()[1]}"
