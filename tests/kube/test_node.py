@@ -105,6 +105,13 @@ def test_a_change_is_written_at_once_and_the_rest_by_heartbeat(node: Node, api: 
     assert len(api.seen("PATCH")) == 4
 
 
+@pytest.mark.parametrize("bad", [None, {"conditions": 7}, {"conditions": ["x"]}])
+def test_conditions_are_written_also_where_there_are_none_to_read(node: Node, api: FakeApiServer, bad: object) -> None:
+    api.fail(lambda _, reply: reply.json(200, {"status": bad}), method="GET")
+    node.holds()
+    assert node.seen["outrace.io/MemoryPressure"]["status"] == "False"
+
+
 def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     node.holds("MemoryPressure")
     after = Node(client, api)

@@ -85,8 +85,6 @@ class NodeReport:
     def __post_init__(self) -> None:
         self._held_text = ""
         self._held_due = 0.0
-        #: Condition -> whether it holds, and since when (Unix seconds; None: as the node has it)
-        self._since: dict[str, tuple[bool, float | None]] = {}
         self._written: dict[str, object] = {}  # what -> as the node has it; nothing while that is not known
         self._due = {_CONDITIONS: 0.0, _TAINTS: 0.0}
         self._retries = {what: Retry(self.log, BackOff(cap_s=60.0, clock=self.clock)) for what in self._due}
@@ -115,36 +113,28 @@ class NodeReport:
         if (text := self.held()) != self._held_text and now >= self._held_due:
             self._held_text, self._held_due = text, now + HELD_S
         state = {**{name: name in holding for name in KEYS}, POD_HELD: bool(self._held_text)}
-        if not self._since:
-            self._resume(state)
-        for name, holds in state.items():
-            if self._since.get(name, (None, 0.0))[0] != holds:
-                self._since[name] = (holds, self.wall())
-        body = {"status": {"conditions": self._objects()}}
-        write = partial(self.client.patch, NODES, self.node, body, subresource="status")
+        write = partial(self._put_conditions, state)
         self._write_due(_CONDITIONS, (state, self._held_text), write, HEARTBEAT_S)
 
-    def _resume(self, state: Mapping[str, bool]) -> None:
-        """A condition that is as the earlier daemon left it keeps its lastTransitionTime."""
-        try:
-            found = self.client.get(NODES, self.node)["status"].get("conditions", [])
-            left = {one["type"]: one.get("status") for one in found}
-        except (MonitorError, LookupError, AttributeError, TypeError):
-            return  # it begins now
-        self._since = {name: (holds, None) for name, holds in state.items() if left.get(PREFIX + name) == str(holds)}
-
-    def _objects(self) -> list[dict[str, Any]]:
-        return [
+    def _put_conditions(self, state: Mapping[str, bool]) -> None:
+        """One that is as the node has it keeps its lastTransitionTime, also over a restart."""
+        status = self.client.get(NODES, self.node).get("status")
+        found = status.get("conditions") if isinstance(status, dict) else None
+        listed = found if isinstance(found, list) else []
+        left = [(one.get("type"), one.get("status")) for one in listed if isinstance(one, dict)]
+        now = timestamp(self.wall())
+        made = [
             {
                 "type": f"{PREFIX}{name}",
                 "status": str(holds),
                 "reason": f"Outrace{_WORDS[name][holds][0]}",
                 "message": _WORDS[name][holds][1].format(held=self._held_text),
-                "lastHeartbeatTime": timestamp(self.wall()),
-                **({} if since is None else {"lastTransitionTime": timestamp(since)}),
+                "lastHeartbeatTime": now,
+                **({} if (f"{PREFIX}{name}", str(holds)) in left else {"lastTransitionTime": now}),
             }
-            for name, (holds, since) in self._since.items()
+            for name, holds in state.items()
         ]
+        self.client.patch(NODES, self.node, {"status": {"conditions": made}}, subresource="status")
 
     def write_taints(self) -> None:
         holding = self.holding()
