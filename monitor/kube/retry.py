@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from math import inf
 from random import random
 from typing import TypeVar
 
@@ -21,26 +20,19 @@ from monitor.kube.errors import (
 
 T = TypeVar("T")
 
-RESET_S = 120.0
-
 
 class BackOff:
     """How long to wait before the next try, as client-go's reflector does: 0.8 s, doubling to 30 s. Up to as much again
-    is added by chance, so that 5,000 nodes do not come back in step. After `RESET_S` without a failure it begins anew.
+    is added by chance, so that 5,000 nodes do not come back in step. After a success the caller calls `reset`.
     """
 
     def __init__(self, first_s: float = 0.8, cap_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._first_s = self._pause_s = first_s
         self._cap_s = cap_s
-        self._failed_at = -inf
 
     def next_s(self, error: Exception | None = None) -> float:
         """Seconds to wait now; at least what the server asked for, of which no more than ten times the cap."""
-        now = self.clock()
-        if now - self._failed_at > RESET_S:
-            self.reset()
-        self._failed_at = now
         pause_s, self._pause_s = self._pause_s, min(self._cap_s, 2 * self._pause_s)
         pause_s = min(self._cap_s, pause_s * (1 + random()))
         asked_s = error.retry_after_s if isinstance(error, ApiError) else None

@@ -287,7 +287,7 @@ class Side:
             from monitor.side.cluster.cluster import Cluster, find_place
 
             if (place := find_place(self.node.config, self.log)) is not None:
-                parts = place, self.node, self.disks, self.inbox.report, self.log
+                parts = *place, self.node, self.disks, self.inbox.report, self.log
                 self.cluster = Cluster(*parts, self.races.status_not_taken)
                 self.cluster.start()
 

@@ -14,7 +14,6 @@ from monitor.kube.cluster import ClusterConfig, Server
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import NAMES
 from monitor.side.alerts.send import RUNBOOK
-from monitor.side.cluster.cluster import Place
 from monitor.side.export.metrics import Metrics
 from monitor.side.process_watch import ProcessWatch
 from tests.alerts.services import DEPLOY, binary
@@ -163,7 +162,7 @@ def exported_names(state_dir: Path) -> set[str]:
     parts = Parts(config, cgroupfs.detect(), meminfo.mem_total(), thresholds=config.thresholds())
     node, figures, holds, log = parts.node, parts.figures, parts.holds, parts.log
     races = parts.races()
-    cluster = parts.cluster(Place(ClusterConfig(Server("127.0.0.1", 9, https=False)), "node-1"))  # not asked
+    cluster = parts.cluster(ClusterConfig(Server("127.0.0.1", 9, https=False)))  # not asked
     own = ProcessWatch(node, figures, log, ignored, ignored)
     http = SimpleNamespace(refused=0, cut=0, connections=0)
     metrics = Metrics(parts.health, holds, log, own, http, lambda: (races, cluster))

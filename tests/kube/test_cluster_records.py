@@ -18,7 +18,7 @@ from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import STATUS_NOT_TAKEN
-from monitor.side.cluster.cluster import Cluster, Place
+from monitor.side.cluster.cluster import Cluster
 from monitor.side.cluster.reports import AWAY, TAKEN
 from tests.alerts.services import StandIn
 from tests.daemon.harness import DECISION
@@ -140,7 +140,7 @@ def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def cluster(config: ClusterConfig, api: FakeApiServer, tmp_path: Path) -> Iterator[Cluster]:
     """With a pod `web`."""
     api.store.create("pods", pod("web"))
-    made = Parts(RunConfig(), Hierarchy(2, tmp_path), 1).cluster(Place(config, "node-1"))
+    made = Parts(RunConfig(), Hierarchy(2, tmp_path), 1).cluster(config)
     made.start()
     yield made
     made.close()
@@ -224,7 +224,7 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
     settings = RunConfig(state_dir=str(tmp_path / "state"), alertmanagers=(receiver.url,), node_name="node-1")
     known = Parts(settings, cgroupfs.detect(), 1 << 30)
     races = known.races()
-    cluster = known.cluster(Place(config, "node-1"), races.status_not_taken)
+    cluster = known.cluster(config, races.status_not_taken)
     with receiver.running():
         cluster.start()
         try:

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from monitor.kube.cluster import ClusterConfig, Server, fixed
 from monitor.kube.decode import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
+from monitor.settings.config import RunConfig
 from monitor.side.cluster.node import NodeReport
 from monitor.side.export.log import Log
 from tests.kube.running import Running
@@ -230,8 +232,9 @@ def test_the_taints_of_others_stay(client: ApiClient) -> None:
     client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [theirs]}})
     try:
         before = client.get(NODES, name)
-        holding = {"MemoryPressure"}
-        report = NodeReport(client, name, lambda: holding, Log(), own_taints=True)
+        config = RunConfig(node_taints="own")
+        state: Any = SimpleNamespace(state=True, conditions={"MemoryPressure"}, config=config)
+        report = NodeReport(client, name, state, Log())
         report.write_taints()
         after = client.get(NODES, name)["spec"]["taints"]
         assert after == [*before["spec"]["taints"], {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}]

@@ -11,7 +11,6 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kube.client import ApiClient, Resource
 from monitor.kube.cluster import ClusterConfig
 from monitor.settings.config import RunConfig
-from monitor.side.cluster.cluster import Place
 from monitor.side.cluster.node import HEARTBEAT_S, HELD_S, LOOK_S, TRIES, NodeReport
 from monitor.side.export.log import Log
 from tests.daemon.harness import STATE
@@ -32,23 +31,28 @@ FOREIGN = [
 ]
 
 
+class State:
+    """What the helper knows of the node; nothing before ``holds``."""
+
+    def __init__(self, own: bool) -> None:
+        self.state, self.conditions, self.held = None, set[str](), ""
+        self.config = RunConfig(node_taints="own" if own else "none")
+
+    def holds(self, *conditions: str) -> None:
+        self.state, self.conditions = STATE, set(conditions)
+
+    def held_names(self) -> str:
+        return self.held
+
+
 class Node:
     def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
         self.clock, self.wall, self.api = WaitedClock(1000.0), WaitedClock(1_800_000_000.0), api
-        self.holding: set[str] | None = None
-        self.held = ""
-        self.report = NodeReport(
-            client,
-            "node-1",
-            lambda: self.holding,
-            Log(),
-            lambda: self.held,
-            clock=self.clock,
-            wall=self.wall,
-        )
+        self.state: Any = State(own=False)
+        self.report = NodeReport(client, "node-1", self.state, Log(), clock=self.clock, wall=self.wall)
 
     def holds(self, *conditions: str, after_s: float = 0.0) -> None:
-        self.holding = set(conditions)
+        self.state.holds(*conditions)
         self.after(after_s)
 
     def after(self, seconds: float) -> None:
@@ -123,11 +127,11 @@ def test_a_restart_keeps_the_time_of_the_transition(node: Node, client: ApiClien
 def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiClient, api: FakeApiServer) -> None:
     node.holds()
     assert node.seen["outrace.io/PodHeld"]["status"] == "False"
-    node.held = "shop/hog"
+    node.state.held = "shop/hog"
     node.after(1.0)
     seen = node.seen["outrace.io/PodHeld"]
     assert (seen["status"], seen["reason"], seen["message"]) == ("True", "OutraceHoldsPod", "outrace holds shop/hog")
-    node.held = "shop/cart, shop/hog"
+    node.state.held = "shop/cart, shop/hog"
     node.after(HELD_S)
     assert node.seen["outrace.io/PodHeld"]["message"] == "outrace holds shop/cart, shop/hog"
     next_one = Node(client, api)  # a daemon after it, in another mode
@@ -139,10 +143,10 @@ def test_pods_that_are_held_are_a_condition_of_the_node(node: Node, client: ApiC
 def test_a_pod_held_again_and_again_is_six_writes_a_minute(node: Node, api: FakeApiServer) -> None:
     node.holds()
     for number in range(60):
-        node.held = "shop/hog" if number % 2 else ""
+        node.state.held = "shop/hog" if number % 2 else ""
         node.after(1.0)
     assert 5 <= len(api.seen("PATCH")) <= 8
-    node.held = ""
+    node.state.held = ""
     node.after(HELD_S)
     assert node.seen["outrace.io/PodHeld"]["status"] == "False", "how it is in the end is written"
 
@@ -157,14 +161,13 @@ def warnings(log: LogLines) -> list[str]:
 class Tainted:
     def __init__(self, client: ApiClient, api: FakeApiServer, own: bool = True) -> None:
         self.clock, self.api, self.log = WaitedClock(), api, LogLines()
-        self.holding: set[str] | None = set()
-        how: dict[str, Any] = {"own_taints": own, "clock": self.clock}
-        self.report = NodeReport(client, "node-1", lambda: self.holding, self.log, **how)
+        self.state: Any = State(own)
+        self.report = NodeReport(client, "node-1", self.state, self.log, clock=self.clock)
 
     def holds(self, *conditions: str, after_s: float = 1.0) -> list[dict[str, Any]]:
         """The taints of the node when that is known."""
         self.clock.now += after_s
-        self.holding = set(conditions)
+        self.state.holds(*conditions)
         self.report.write_taints()
         return seen(self.api)
 
@@ -208,7 +211,6 @@ def test_nothing_is_asked_while_nothing_changes(tainted: Tainted, api: FakeApiSe
 
 def test_what_is_not_known_changes_nothing(tainted: Tainted, api: FakeApiServer) -> None:
     taint(api, MEMORY)
-    tainted.holding = None
     tainted.report.write_taints()
     assert api.seen() == []
     assert seen(api) == [MEMORY]
@@ -298,7 +300,7 @@ def tainting(state_dir: Path, log: Log, *conditions: str) -> Parts:
 
 
 def test_an_end_without_a_server_waits_for_nobody(config: ClusterConfig, api: FakeApiServer, tmp_path: Path) -> None:
-    cluster = tainting(tmp_path, Log(), "MemoryPressure").cluster(Place(config, "node-1"))
+    cluster = tainting(tmp_path, Log(), "MemoryPressure").cluster(config)
     cluster.start()
     until(lambda: MEMORY in seen(api), "the taint")
     api.refuse()

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from monitor.kernel.disks import find_disks
+from monitor.kube.cluster import ClusterConfig
 from monitor.link.counters import SharedStats
 from monitor.settings.config import RunConfig
-from monitor.side.cluster.cluster import Cluster, Place
+from monitor.side.cluster.cluster import Cluster
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.endpoints import Summary
 from monitor.side.export.log import Log
@@ -41,5 +42,5 @@ class Parts:
     def races(self) -> Races:
         return Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)
 
-    def cluster(self, place: Place, *told: Any) -> Cluster:
-        return Cluster(place, self.node, self.disks, self.inbox.report, self.log, *told)
+    def cluster(self, server: ClusterConfig, *told: Any) -> Cluster:
+        return Cluster(server, "node-1", self.node, self.disks, self.inbox.report, self.log, *told)

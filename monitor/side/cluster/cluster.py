@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from monitor.actions.status import EvictedPod, event, events_of, status_patch
 from monitor.errors import MonitorError
@@ -36,15 +36,8 @@ _END_S = 2.0
 _END_REQUEST_S = 1.0
 
 
-class Place(NamedTuple):
-    """The node in its cluster."""
-
-    config: ClusterConfig
-    node: str
-
-
-def find_place(config: RunConfig, log: Log) -> Place | None:
-    """In the cluster that the pods come from; None where there is no access to its API server."""
+def find_place(config: RunConfig, log: Log) -> tuple[ClusterConfig, str] | None:
+    """The API server of the cluster that the pods come from, and the node's name there; None without access to it."""
     access, text = Access.found(config), "evictions are in the log and in incidents alone"
     try:
         (server, whose), node = access.api_server(), access.node
@@ -52,40 +45,31 @@ def find_place(config: RunConfig, log: Log) -> Place | None:
         log.warning(text, problem=str(error))
         return None
     log.info("evictions are reported to the API server", server=str(server.server), by=whose, node=node)
-    return Place(server, node)
+    return server, node
 
 
+@dataclass(eq=False)
 class Cluster:
     """`evicting` may be called from any thread and never waits. ``report`` gets evictions by the API server."""
 
-    def __init__(
-        self,
-        place: Place,
-        node: NodeState,
-        disks: DiskWatch,
-        report: Callable[[OtherEviction], object],
-        log: Log,
-        on_status_not_taken: Callable[[Report, str, str], object] = lambda *_: None,
-    ) -> None:
-        self.name = place.node
-        self._place = place
-        self._stop = threading.Event()
-        self._client = ApiClient(place.config, self._stop)
-        self.reports = Reports(self._client, log, on_status_not_taken)
-        self._node_report = NodeReport(
-            self._client,
-            place.node,
-            lambda: None if node.state is None else node.conditions,
-            log,
-            node.held_names,
-            node.config.taints_node,
-        )
+    server: ClusterConfig
+    name: str  # of the node
+    node: NodeState
+    disks: DiskWatch
+    report: Callable[[OtherEviction], object]
+    log: Log
+    on_status_not_taken: Callable[[Report, str, str], object] = lambda *_: None
+
+    def __post_init__(self) -> None:
+        self._stop, self._ended = threading.Event(), threading.Event()  # the second: no more requests
+        self._client = client = ApiClient(self.server, self._stop)
+        self.reports = Reports(client, self.log, self.on_status_not_taken)
+        self._node_report = NodeReport(client, self.name, self.node, self.log)
+        about = client, self.node, self.disks, self.report, self.log
         #: None but with `--evict-by api`.
-        self.evictions = ApiEvictions(self._client, node, disks, report, log) if node.config.asks_api else None
+        self.evictions = ApiEvictions(*about) if self.node.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
-        self._ended = threading.Event()  # no more requests to the API server
-        self._warm_due = 0.0
-        self._warmth = Retry(log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S))
+        self._warmth = Retry(self.log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S))
 
     def start(self) -> None:
         threading.Thread(target=self._write_statuses, name="statuses", daemon=True).start()
@@ -137,7 +121,7 @@ class Cluster:
     def _run(self) -> None:
         turning(self._turn, self._stop, self.reports.event_due)
         if self._node_report.own_taints:
-            client = ApiClient(self._place.config, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
+            client = ApiClient(self.server, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
             self._node_report.end(client)
             client.close()
 
@@ -149,17 +133,15 @@ class Cluster:
         return _TURN_S if wait_s is None else min(_TURN_S, wait_s)
 
     def _warm(self) -> None:
-        now = time.monotonic()
-        if now < self._warm_due:
+        if time.monotonic() < self._warmth.due:
             return
-        self._warm_due = now + WARM_S
         try:
             self._client.warm()
         except MonitorError as error:
             self._warmth.failed(error, "the API server does not answer; status and events wait")
-            self._warm_due = self._warmth.due
         else:
             self._warmth.works("the API server answers again", server=self._client.address)
+            self._warmth.due = time.monotonic() + WARM_S
 
 
 def _age_s(since_ns: int) -> float:

@@ -11,7 +11,7 @@ only record of ours: a start without the option reads it once, and removes what 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -24,6 +24,7 @@ from monitor.kube.errors import Cancelled, Conflict, InvalidResponse
 from monitor.kube.retry import BackOff, Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.export.log import Log
+from monitor.side.node_state import NodeState
 
 PREFIX = "outrace.io/"
 #: How often a condition that does not change is written (the kubelet's nodeStatusReportFrequency).
@@ -67,24 +68,18 @@ _BY_HAND = " ".join(("kubectl taint node {}", *(f"{key}-" for key in KEYS.values
 
 @dataclass(eq=False)
 class NodeReport:
-    """``holding()``: the conditions that hold, None while that is not known. ``held()``: the held pods, "" for none.
-    `write_conditions` and `write_taints` write what is due, `end` removes our taints.
-
-    Only ``own_taints`` sets taints.
-    """
+    """`write_conditions` and `write_taints` write what is due, `end` removes our taints. ``name``: of the node."""
 
     client: ApiClient
-    node: str
-    holding: Callable[[], Collection[str] | None]
+    name: str
+    node: NodeState
     log: Log
-    held: Callable[[], str] = lambda: ""
-    own_taints: bool = False
     clock: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
-        self._held_text = ""
-        self._held_due = 0.0
+        self.own_taints = self.node.config.taints_node
+        self._held_text, self._held_due = "", 0.0
         self._written: dict[str, object] = {}  # what -> as the node has it; nothing while that is not known
         self._due = {_CONDITIONS: 0.0, _TAINTS: 0.0}
         self._retries = {what: Retry(self.log, BackOff(cap_s=60.0, clock=self.clock)) for what in self._due}
@@ -98,19 +93,18 @@ class NodeReport:
         try:
             write()
         except MonitorError as error:
-            by_hand = {"remedy": _BY_HAND.format(self.node)} if what == _TAINTS else {}
-            retry.failed(error, f"{what} not written; trying again", node=self.node, **by_hand)
+            by_hand = {"remedy": _BY_HAND.format(self.name)} if what == _TAINTS else {}
+            retry.failed(error, f"{what} not written; trying again", node=self.name, **by_hand)
             self._due[what] = retry.due
             return
         self._written[what], self._due[what] = wanted, now + again_s
-        retry.works(f"{what} are written again", node=self.node)
+        retry.works(f"{what} are written again", node=self.name)
 
     def write_conditions(self) -> None:
-        holding = self.holding()
-        if holding is None:
+        if self.node.state is None:
             return
-        now = self.clock()
-        if (text := self.held()) != self._held_text and now >= self._held_due:
+        now, holding = self.clock(), self.node.conditions
+        if (text := self.node.held_names()) != self._held_text and now >= self._held_due:
             self._held_text, self._held_due = text, now + HELD_S
         state = {**{name: name in holding for name in KEYS}, POD_HELD: bool(self._held_text)}
         write = partial(self._put_conditions, state)
@@ -118,7 +112,7 @@ class NodeReport:
 
     def _put_conditions(self, state: Mapping[str, bool]) -> None:
         """One that is as the node has it keeps its lastTransitionTime, also over a restart."""
-        status = self.client.get(NODES, self.node).get("status")
+        status = self.client.get(NODES, self.name).get("status")
         found = status.get("conditions") if isinstance(status, dict) else None
         listed = found if isinstance(found, list) else []
         left = [(one.get("type"), one.get("status")) for one in listed if isinstance(one, dict)]
@@ -134,13 +128,12 @@ class NodeReport:
             }
             for name, holds in state.items()
         ]
-        self.client.patch(NODES, self.node, {"status": {"conditions": made}}, subresource="status")
+        self.client.patch(NODES, self.name, {"status": {"conditions": made}}, subresource="status")
 
     def write_taints(self) -> None:
-        holding = self.holding()
-        if holding is None:
+        if self.node.state is None:
             return
-        wanted = {key for condition, key in KEYS.items() if self.own_taints and condition in holding}
+        wanted = {key for condition, key in KEYS.items() if self.own_taints and condition in self.node.conditions}
         self._write_due(_TAINTS, wanted, partial(self.make_taints, self.client, wanted), LOOK_S if wanted else inf)
 
     def end(self, client: ApiClient) -> None:
@@ -151,12 +144,12 @@ class NodeReport:
             self.make_taints(client, set())
         except (MonitorError, Cancelled) as error:
             text = "taints of the node may be left; the next start removes them, if it may"
-            self.log.warning(text, node=self.node, problem=str(error), remedy=_BY_HAND.format(self.node))
+            self.log.warning(text, node=self.name, problem=str(error), remedy=_BY_HAND.format(self.name))
 
     def make_taints(self, client: ApiClient, wanted: set[str]) -> None:
         """Make these our taints of the node; others stay. Raises Conflict after `TRIES`, and every KubeError."""
         for tries_left in reversed(range(TRIES)):
-            version, taints = _read(client.get(NODES, self.node), self.node)
+            version, taints = _read(client.get(NODES, self.name), self.name)
             ours = {one["key"] for one in taints if _is_ours(one)}
             added, removed = sorted(wanted - ours), sorted(ours - wanted)
             if not added and not removed:
@@ -165,12 +158,12 @@ class NodeReport:
             made += [{"key": key, "effect": EFFECT} for key in added]
             body = {"metadata": {"resourceVersion": version}, "spec": {"taints": made or None}}
             try:
-                client.patch(NODES, self.node, body, merge=True)
+                client.patch(NODES, self.name, body, merge=True)
             except Conflict:
                 if not tries_left:
                     raise
                 continue
-            self.log.info("taints of the node written", node=self.node, added=added, removed=removed)
+            self.log.info("taints of the node written", node=self.name, added=added, removed=removed)
             return
 
 
