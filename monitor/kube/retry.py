@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from random import random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from monitor.kube.errors import (
     ApiError,
@@ -51,23 +51,23 @@ def passes(error: KubeError) -> bool:
     return isinstance(error, ServerError | TransportError) and not isinstance(error, CertificateError)
 
 
-class Retry:
+class Retry(BackOff):
     """When to ask again. The first failure is a line of the log, and the first success after it."""
 
-    def __init__(self, log: Callable[..., object], back_off: BackOff) -> None:
+    def __init__(self, log: Callable[..., object], **pauses: Any) -> None:
+        super().__init__(**pauses)
         self.due = 0.0
         self.problem = ""  # the last error while it lasts
         self._log = log
-        self._back_off = back_off
 
     def failed(self, error: Exception, text: str, level: str = "warning", **fields: object) -> None:
-        self.due = self._back_off.clock() + self._back_off.next_s(error)
+        self.due = self.clock() + self.next_s(error)
         if not self.problem:
             self._log(level, text, **fields, problem=str(error))
         self.problem = str(error)
 
     def works(self, text: str, **fields: object) -> None:
-        self._back_off.reset()
+        self.reset()
         if self.problem:
             self.problem = ""
             self._log("info", text, **fields)

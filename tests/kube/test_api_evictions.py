@@ -9,7 +9,6 @@ import pytest
 
 from monitor.kernel import cgroup_procs
 from monitor.kube.client import ApiClient
-from monitor.kube.retry import BackOff
 from monitor.link.messages import Decision
 from monitor.policy.pods import Pod
 from monitor.race.events import Gone, Refused
@@ -37,9 +36,8 @@ class Evictions:
         met, self.log, self.disks = [{"signal": SIGNAL, "kind": "hard"}], Log(), SimpleNamespace(orders={})
         config = RunConfig(eviction_max_pod_grace_period_s=10)
         self.node: Any = SimpleNamespace(pods={}, config=config, met=met)
-        back_off = BackOff(first_s=1.0, clock=self.clock)
         about: Any = self.node, self.disks, self.reported.append, self.log
-        self.evictions = ApiEvictions(client, *about, self.clock, back_off)
+        self.evictions = ApiEvictions(client, *about, self.clock)
         self.outcomes = self.evictions.outcomes
 
     @property

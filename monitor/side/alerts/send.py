@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
 from monitor.kube.errors import ApiError
-from monitor.kube.retry import BackOff, Retry
+from monitor.kube.retry import Retry
 from monitor.settings.values import ALERTMANAGER_PATH
 from monitor.side.alerts.rules import HOLD_S, Alert, rfc3339
 from monitor.side.export.log import Log
@@ -74,7 +74,7 @@ class Receiver(threading.Thread):
         self._waiting: dict[object, Alert] = {}  # by identity: the last of each
         self._changed = threading.Condition()
         self._closing = False
-        self._retry = Retry(log, BackOff(_FIRST_PAUSE_S))
+        self._retry = Retry(log, first_s=_FIRST_PAUSE_S)
         self._paced_until = 0.0
 
     # for the threads that raise alerts: memory only

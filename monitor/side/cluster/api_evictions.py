@@ -16,7 +16,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kube.client import PODS, ApiClient
 from monitor.kube.errors import ApiError, Conflict, Forbidden, NotFound, TimedOut, TooManyRequests, Unauthorized
-from monitor.kube.retry import BackOff, Retry, passes
+from monitor.kube.retry import Retry, passes
 from monitor.link.messages import Decision
 from monitor.pods.model import FoundPod
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
@@ -67,13 +67,12 @@ class ApiEvictions:
         report: Callable[[OtherEviction], object],
         log: Log,
         clock: Callable[[], float] = time.monotonic,
-        back_off: BackOff | None = None,
     ) -> None:
         self.outcomes = dict.fromkeys(OUTCOMES, 0)  # for the metrics, as the next
         self.seconds = Histogram(ACCEPTED_S)
         self._client, self._node, self._disks, self._report, self._log = client, node, disks, report, log
         self._clock = clock
-        self._retry = Retry(log, back_off or BackOff(first_s=0.2, cap_s=5.0, clock=clock))
+        self._retry = Retry(log, first_s=0.2, cap_s=5.0, clock=clock)
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
         self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own

@@ -16,7 +16,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.sched import hurry
 from monitor.kube.client import ApiClient
 from monitor.kube.cluster import ClusterConfig
-from monitor.kube.retry import BackOff, Retry, turning
+from monitor.kube.retry import Retry, turning
 from monitor.pods.access import Access
 from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
@@ -69,7 +69,7 @@ class Cluster:
         #: None but with `--evict-by api`.
         self.evictions = ApiEvictions(*about) if self.node.config.asks_api else None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
-        self._warmth = Retry(self.log, BackOff(first_s=2 * _TURN_S, cap_s=2 * _TURN_S))
+        self._warmth = Retry(self.log, first_s=2 * _TURN_S, cap_s=2 * _TURN_S)
 
     def start(self) -> None:
         threading.Thread(target=self._write_statuses, name="statuses", daemon=True).start()

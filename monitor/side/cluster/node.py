@@ -21,7 +21,7 @@ from monitor.actions.status import timestamp
 from monitor.errors import MonitorError
 from monitor.kube.client import NODES, ApiClient
 from monitor.kube.errors import Cancelled, Conflict, InvalidResponse
-from monitor.kube.retry import BackOff, Retry
+from monitor.kube.retry import Retry
 from monitor.policy.signals import DISK_PRESSURE, MEMORY_PRESSURE, PID_PRESSURE
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState
@@ -82,7 +82,7 @@ class NodeReport:
         self._held_text, self._held_due = "", 0.0
         self._written: dict[str, object] = {}  # what -> as the node has it; nothing while that is not known
         self._due = {_CONDITIONS: 0.0, _TAINTS: 0.0}
-        self._retries = {what: Retry(self.log, BackOff(cap_s=60.0, clock=self.clock)) for what in self._due}
+        self._retries = {what: Retry(self.log, cap_s=60.0, clock=self.clock) for what in self._due}
 
     def _write_due(self, what: str, wanted: object, write: Callable[[], object], again_s: float) -> None:
         """Write what changed, or was written ``again_s`` ago; after a failure when that is due."""

@@ -17,7 +17,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kube.client import EVENTS, PODS, ApiClient
 from monitor.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, KubeError, NotFound, Unauthorized
-from monitor.kube.retry import BackOff, Retry, passes
+from monitor.kube.retry import Retry, passes
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
 
@@ -107,7 +107,7 @@ class Reports:
         self.status_due, self.event_due = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._reports: list[Report] = []  # oldest first
-        self._retry = Retry(self.log, BackOff(first_s=0.5, clock=self.clock))
+        self._retry = Retry(self.log, first_s=0.5, clock=self.clock)
 
     def add(self, report: Report, age_s: float = 0.0) -> None:
         """``age_s``: since the kill. From any thread; never waits."""
