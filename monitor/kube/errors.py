@@ -117,13 +117,14 @@ class TooManyRequests(ApiError):
 
 
 class ServerError(ApiError):
-    """5xx: the server cannot now (503, 504), or is broken (500)."""
+    """5xx: the server cannot now (503, 504), or is broken (500). Also 408, of a proxy."""
 
 
 _BY_CODE: Mapping[int, type[ApiError]] = {
     401: Unauthorized,
     403: Forbidden,
     404: NotFound,
+    408: ServerError,
     409: Conflict,
     410: ResourceExpired,
     422: Invalid,

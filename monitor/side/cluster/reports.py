@@ -51,8 +51,6 @@ FATES: Mapping[str, tuple[str, str]] = {
     GONE: ("info", "an evicted pod was deleted before its kubelet accepted its status"),
     REFUSED: ("error", "the API server refuses the status of an evicted pod"),
 }
-#: Of 4xx those after which the same request may be taken: a token is renewed, a time-out, throttled.
-_LATER = (401, 408, 429)
 
 
 @dataclass(slots=True, eq=False)
@@ -266,8 +264,9 @@ class Reports:
         except AlreadyExists:
             self.events_sent += 1  # its answer was lost, or a helper before this one sent it
         except ApiError as error:
-            has_no_right = isinstance(error, Forbidden) and error.by_authorizer  # which an operator may give
-            if has_no_right or not 400 <= error.code < 500 or error.code in _LATER:
+            # An operator may give a right, and a token is renewed.
+            later = isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and error.by_authorizer)
+            if later or passes(error) or not 400 <= error.code < 500:
                 raise
             # The server will never take it: a quota, an admission webhook, a namespace that is gone.
             self.events_dropped += 1
