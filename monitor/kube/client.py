@@ -74,11 +74,10 @@ class Listed(Generic[T]):
 
 
 class ApiClient(Transport):
-    def warm(self) -> Object:
-        """Open or prove a connection, and say the server's version. Needs no rights; every 30 s keeps it open."""
-        what = "get the version"
-        with self.ask("GET", "/version", what) as answer:
-            return parse_object(answer.all(MAX_OBJECT), what)
+    def warm(self) -> None:
+        """Open or prove a connection. Needs no rights; every 30 s keeps it open."""
+        with self.ask("GET", "/version", "get the version") as answer:
+            answer.all(MAX_OBJECT)
 
     def get(self, resource: Resource, name: str, namespace: str = "", *, timeout_s: float | None = None) -> Object:
         return self._call("get", resource, namespace, name, timeout_s=timeout_s)

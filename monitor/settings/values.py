@@ -89,21 +89,19 @@ IMAGE_PRUNES = {"crictl": ("crictl", "rmi", "--prune"), "podman": ("podman", "im
 
 
 def prunes_images(value: Any) -> tuple[str, ...]:
-    """As `command`, or one of `IMAGE_PRUNES`."""
-    words = command(value)
-    if len(words) == 1 and (words[0] == "cri" or words[0].startswith("cri:")):
-        raise ValueError(f"outrace has no client of CRI any more: write crictl instead of {words[0]}")
-    return IMAGE_PRUNES.get(words[0], words) if len(words) == 1 else words
-
-
-def command(value: Any) -> tuple[str, ...]:
-    """A command and its arguments, from a list or from one text with the quoting of a shell; () for an empty one."""
+    """One of `IMAGE_PRUNES`, or a command and its arguments, from a list or from one text with the quoting of a shell.
+    () for an empty one.
+    """
     words = shlex.split(value) if isinstance(value, str) else value
-    if not isinstance(words, list) or not all(isinstance(word, str) and "\0" not in word for word in words):
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise ValueError(f"{value!r} is not a command such as 'crictl rmi --prune'")
-    if words and not words[0]:
+    if words[:1] == [""]:
         raise ValueError("the command has no name")
-    return tuple(words)
+    if len(words) != 1:
+        return tuple(words)
+    if words[0] == "cri" or words[0].startswith("cri:"):
+        raise ValueError(f"outrace has no client of CRI any more: write crictl instead of {words[0]}")
+    return IMAGE_PRUNES.get(words[0], (words[0],))
 
 
 def size(value: Any) -> int:
