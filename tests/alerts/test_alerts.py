@@ -11,7 +11,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.settings.values import check_url
 from monitor.side.alerts import rules
 from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, rfc3339
-from monitor.side.alerts.send import AlertSender, alertmanager_body
+from monitor.side.alerts.send import RUNBOOK, AlertSender, alertmanager_body
 from tests.log_lines import LogLines
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT
 
@@ -160,7 +160,7 @@ def test_what_alertmanager_is_sent() -> None:
     (sent,) = json.loads(alertmanager_body([alert], 9.0))
     assert sent == {
         "labels": {"alertname": "A", "source": "push", "node": "n"},
-        "annotations": {"summary": "s"},
+        "annotations": {"summary": "s", "runbook_url": RUNBOOK.format("A")},
         "startsAt": "1970-01-01T00:00:01.500000Z",
         "endsAt": rfc3339(9.0 + HOLD_S),
     }

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from monitor.side.alerts import send
-from monitor.side.alerts.rules import OOM_KILL, WRONG_VICTIM, Alert, alerts_for
+from monitor.side.alerts.rules import OOM_KILL, Alert
 from monitor.side.alerts.send import AlertSender
 from tests.alerts.services import StandIn, sender
 from tests.kube import faults
 from tests.kube.fake_tls import Authority
 from tests.live import until
 from tests.log_lines import LogLines
-from tests.side.incident_samples import DURING_GRACE
 
 
 def event(n: int, **annotations: str) -> Alert:
@@ -34,16 +33,6 @@ def server() -> Iterator[StandIn]:
     made = StandIn()
     with made.running():
         yield made
-
-
-def test_a_link_to_the_page_about_an_alert(server: StandIn) -> None:
-    with sender(server.url) as sending:
-        for alert in alerts_for(DURING_GRACE, "node1"):
-            sending.fire(alert)
-        until(lambda: len(server.got()) == 2, "two alerts")
-    links = {one["labels"]["alertname"]: one["annotations"]["runbook_url"] for one in server.got()}
-    assert links == {name: f"docs/runbooks/{name}.md" for name in (OOM_KILL, WRONG_VICTIM)}
-    assert {one.path for one in server.asked} == {"/api/v2/alerts"}
 
 
 def test_what_is_judged_anew_is_sent_again_with_what_is_known_then(server: StandIn) -> None:

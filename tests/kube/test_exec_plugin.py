@@ -66,13 +66,11 @@ def test_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
         ("print('[' * 100000)", "no ExecCredential"),
         ("import sys; sys.stdout.buffer.write(b'\\xff')", "no ExecCredential"),
         (printing(None), "no ExecCredential"),
-        (printing([]), "no ExecCredential"),
         (printing({"token": "a b"}), "no token"),
         (printing({"token": ""}), "empty"),
         (printing({"token": 5}), "no ExecCredential"),
         (printing({"clientCertificateData": "x"}), "no ExecCredential with a token"),
         (printing({"token": "t", "expirationTimestamp": "soon"}), "no ExecCredential"),
-        (printing({"token": "t", "expirationTimestamp": 5}), "no ExecCredential"),
     ],
 )
 def test_a_plugin_that_fails_is_one_error(code: Code, expected: str) -> None:

@@ -125,6 +125,7 @@ def test_a_kubelet_that_reports_nothing(writer: Writer, api: FakeApiServer) -> N
     ("fault", "times", "after_s"),
     [
         (faults.status(500, ""), 2, 0.4),
+        (faults.status(401, "Unauthorized"), 2, 0.4),  # until there is a new token
         (faults.status(409, "", "the object has been modified"), 2, 0.4),
         (faults.status(429, "TooManyRequests", Retry_After="2"), 1, 2.0),
     ],
@@ -184,16 +185,6 @@ def test_what_is_refused_is_not_tried_again(writer: Writer, api: FakeApiServer, 
     writer.kill(found)
     assert writer.fates == [REFUSED]
     assert len(api.seen("PATCH")) == 1
-
-
-def test_a_token_that_expired_is_tried_until_there_is_a_new_one(writer: Writer, api: FakeApiServer) -> None:
-    api.tokens = {"new"}
-    writer.kill(report(api))
-    writer.after(0.5)
-    assert writer.fates == []
-    api.tokens = {"good"}
-    writer.after(0.3)
-    assert writer.status["reason"] == "Evicted"
 
 
 def test_a_new_kill_comes_before_looks_at_older_ones(writer: Writer, api: FakeApiServer) -> None:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import islice
 from urllib.parse import unquote, urlsplit
 
@@ -34,6 +33,8 @@ _REFUSED = (400, 413, 422)
 _FIRST_PAUSE_S = 0.1
 #: Pause after a post, seconds: an incident is judged anew, with the same alerts, up to 6 times a second.
 _PACE_S = 0.5
+#: Where the page about an alert is, in the source tree.
+RUNBOOK = "docs/runbooks/{}.md"
 #: Alerts in one post.
 _BATCH = 64
 #: Alerts that wait for one receiver, at most. One takes about 1 KiB.
@@ -46,7 +47,7 @@ def alertmanager_body(alerts: Iterable[Alert], now: float) -> bytes:
         {
             # The rule file sets `source="rule"`: with both, one can inhibit the other.
             "labels": {"alertname": alert.name, "source": "push", **alert.labels},
-            "annotations": dict(alert.annotations),
+            "annotations": {**alert.annotations, "runbook_url": RUNBOOK.format(alert.name)},
             "startsAt": rfc3339(alert.starts_at),
             # Later than it starts, which Alertmanager demands, also where a clock was set back.
             "endsAt": rfc3339(max(now, alert.starts_at) + HOLD_S),
@@ -148,10 +149,6 @@ class Receiver(threading.Thread):
             self._paced_until = time.monotonic() + _PACE_S if len(self._waiting) < _BATCH else 0.0
 
 
-#: Where the page about an alert is, in the source tree.
-RUNBOOK = "docs/runbooks/{}.md"
-
-
 class AlertSender:
     """Sends every alert to every receiver. No method but `close` waits for a network.
 
@@ -164,7 +161,6 @@ class AlertSender:
             receiver.start()
 
     def fire(self, alert: Alert) -> None:
-        alert = replace(alert, annotations={**alert.annotations, "runbook_url": RUNBOOK.format(alert.name)})
         for receiver in self._receivers:
             receiver.fire(alert)
 
