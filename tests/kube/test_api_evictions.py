@@ -295,16 +295,16 @@ def test_a_pod_that_is_refused_for_ever_keeps_no_other(
     assert asked.count("a") <= 12 * asked.index("b")
 
 
-def test_a_missing_right_is_logged_once_and_pods_of_another_namespace_are_asked_for(
+def test_a_right_that_is_missing_in_a_namespace_is_named_and_pods_of_another_are_asked_for(
     capfd: pytest.CaptureFixture[str], evictions: Evictions, api: FakeApiServer
 ) -> None:
     """The rights of a RoleBinding are those of one namespace."""
-    evictions.add("a")
-    evictions.add("b", namespace="shop")
+    for name in ("a", "b"):
+        evictions.add(name)
+    evictions.add("c", namespace="shop")
     api.fail(faults.status(403, "Forbidden", forbidden("default")), times=1000, path="/namespaces/default/")
-    evictions.decide("a", "b", for_s=10.0)
-    assert evictions.asked == ["a", "a", "a", "b"]
-    assert [one.name for one in evictions.accepted] == ["shop/b"]
-    logged = [line for line in capfd.readouterr().err.splitlines() if "evicts no pod now" in line]
-    assert len(logged) == 1
-    assert 'resources: [\\"pods/eviction\\"], verbs: [\\"create\\"]' in logged[0]
+    evictions.decide("a", "b", "c")
+    assert evictions.asked == ["a", "b", "c"]
+    assert [one.name for one in evictions.accepted] == ["shop/c"]
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "refuses to evict" in line]
+    assert 'resources: [\\"pods/eviction\\"], verbs: [\\"create\\"]' in line

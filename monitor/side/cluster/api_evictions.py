@@ -15,7 +15,7 @@ from typing import Any
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kube.client import PODS, ApiClient
-from monitor.kube.errors import ApiError, Conflict, Forbidden, NotFound, TimedOut, TooManyRequests, Unauthorized
+from monitor.kube.errors import ApiError, Conflict, NotFound, TimedOut, TooManyRequests, Unauthorized
 from monitor.kube.retry import Retry, passes
 from monitor.link.messages import Decision
 from monitor.pods.model import FoundPod
@@ -171,8 +171,7 @@ class ApiEvictions:
             return GONE
         # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
         of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
-        has_no_right = isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and error.by_authorizer)
-        if not of_this_pod or has_no_right:
+        if not of_this_pod or isinstance(error, Unauthorized):
             return self._away(pod, error)
         self._refusal = str(error)
         return BUDGET if isinstance(error, TooManyRequests) else FAILED
