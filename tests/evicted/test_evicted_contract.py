@@ -39,8 +39,8 @@ class Cluster:
     def sweep(self) -> Sweep:
         return Sweep(self.client, rate=1000.0)
 
-    def find(self, *criteria: str) -> list[EvictedPod]:
-        return self.sweep.find((self.namespace,), *criteria)[0]
+    def find(self) -> list[EvictedPod]:
+        return self.sweep.find((self.namespace,))[0]
 
     @property
     def names(self) -> set[str]:
@@ -105,10 +105,3 @@ def test_finalizers_keep_a_pod_that_is_marked(cluster: Cluster) -> None:
     for name in ("mine", "jobs"):
         cluster.patch(name, {"metadata": {"finalizers": None}})
     assert cluster.names == {"jobs"}
-
-
-def test_labels_and_nodes_are_looked_for_by_the_server(cluster: Cluster) -> None:
-    cluster.put("a")
-    assert [pod.name for pod in cluster.find("app=x")] == ["a"]
-    assert cluster.find("app=y") == []
-    assert cluster.find("", "no-such-node") == []

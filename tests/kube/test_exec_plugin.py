@@ -103,14 +103,7 @@ def test_a_bad_plugin_of_a_kubeconfig(tmp_path: Path, key: str, value: object) -
     assert f"{path}: users[u].user.exec.{key}" in str(caught.value)
 
 
-def test_a_relative_command_lies_beside_its_kubeconfig(tmp_path: Path) -> None:
-    program = tmp_path / "plugin"
-    program.write_text(f"#!/bin/sh\necho '{TOKEN}'\n")
-    program.chmod(0o755)
-    assert load((with_plugin(tmp_path),)).credentials.current() == "t"
-
-
-def test_it_is_given_the_cluster_where_it_wants_it(tmp_path: Path) -> None:
+def test_beside_its_kubeconfig_it_is_given_the_cluster_where_it_wants_it(tmp_path: Path) -> None:
     program = tmp_path / "plugin"
     program.write_text(f"#!/bin/sh\necho \"$KUBERNETES_EXEC_INFO\" > {tmp_path}/info; echo '{TOKEN}'\n")
     program.chmod(0o755)
