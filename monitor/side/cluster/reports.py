@@ -3,7 +3,8 @@
 A kubelet takes a phase from the API server only until it writes its own, at its next relist, about 1 s after the kill
 (measured with 1.36: patched at once and again while it was wrong 8 of 8 pods stayed Failed and Evicted, 2 s later 0 of
 4, 5 s later 0 of 6). So nothing is patched after `WINDOW_S`, which has room for a slow kubelet: the pod runs again by
-then. Events are sent until the server has them, however long it is away.
+then. Events are sent until the server has them, however long it is away. All of it is in memory: a helper that is
+killed gets what was not stored of its incidents from the hot process again.
 """
 
 from __future__ import annotations
