@@ -196,17 +196,6 @@ def test_events_are_created_once_and_where_their_pod_is(client: ApiClient, names
         client.create(EVENTS, made, namespace)
 
 
-def test_who_is_deleted_is_made_sure(client: ApiClient, namespace: str) -> None:
-    made = client.create(PODS, a_pod("a"), namespace)
-    with pytest.raises(errors.Conflict):
-        client.delete(PODS, "a", namespace, uid=str(uuid.uuid4()))
-    with pytest.raises(errors.Conflict):
-        client.delete(PODS, "a", namespace, resource_version="1")
-    client.delete(PODS, "a", namespace, uid=uid(made), grace_period_s=0)
-    with pytest.raises(errors.NotFound):
-        client.get(PODS, "a", namespace)
-
-
 def test_evictions_ask_the_budget(client: ApiClient, namespace: str) -> None:
     made = client.create(PODS, a_pod("a", app="a"), namespace)
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "a"}}}
