@@ -1,7 +1,6 @@
 """What the tests of the live kernel share: pinned programs loaded once, the daemon on them, waiting."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any, Self
 
 import pytest
 
-from monitor.kernel import cgroupfs, charging, instances, loader
+from monitor.kernel import cgroupfs, instances, loader
 from monitor.kernel.charging import NAMES
 from monitor.kernel.domains import DomainTable, Reading
 from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pin
@@ -56,8 +55,6 @@ def lend_pins(state: Path) -> None:
     with Watching(attach=False):
         pass  # what earlier tests left in the rings is taken out
     state.mkdir(mode=0o750, exist_ok=True)
-    if (state_dir() / charging.REFUSED).exists():
-        shutil.copy(state_dir() / charging.REFUSED, state)
     removed_with_session(target.parent)
     instances.claim(target.parent, state)
     target.mkdir()

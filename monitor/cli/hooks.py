@@ -36,7 +36,7 @@ def take(config: RunConfig) -> tuple[RunConfig, bool]:
             # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
             if config.hooks in (AUTO, best) and not (has_failed or too_deep) and best in loader.pinned(state_dir):
                 return _load(config, best)
-        offers = bpf_offers(state_dir, wanted=config.hooks, formulas=config.formulas)
+        offers = bpf_offers(state_dir, wanted=config.hooks)
         for offer in (offer for offer in offers if config.hooks in (AUTO, offer.name)):
             try:
                 if too_deep:

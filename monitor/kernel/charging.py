@@ -9,7 +9,6 @@ lockdown may still refuse an offer: the loader then tries the next. `outrace run
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
@@ -37,12 +36,10 @@ _ARGUMENTS = {
 _UPDATE = "run Linux 6.13 or newer"
 #: What hooks on charges do not see (monitor/kernel/bounds.py: PARTIAL_SWEEP_NS, REREAD_NS).
 _PARTIAL = "; page cache that turns active is seen within 1 s, processes of the root cgroup within 1.6 to 20 ms"
-#: Hooks that the kernel offered and then refused, in the state dir, by the stamp of their programs
-#: (`monitor.kernel.loader.stamps`), until the next boot: trying one again costs a compilation.
-REFUSED = "refused-hooks.json"
 #: After a hook failed while the daemon ran, BPF is left alone for so long: hooks have all but two programs in common,
-#: and to fail again and again is worse than to poll. It is noted in the same file, by `_ALL`.
-FAILED_NS, _EVER_NS, _ALL = 600_000_000_000, 1 << 62, ""
+#: and to fail again and again is worse than to poll. Why it failed is in this file of the state dir, and when is the
+#: file's time.
+FAILED, FAILED_S = "failed-hook", 600.0
 #: What each hook is attached to.
 EVENTS = {TRACEPOINT: "memcg:mod_memcg_lruvec_state", KPROBE: FUNCTIONS["on_charge"]}
 #: The one of the kernel's lockdown modes under which BPF may not read kernel memory.
@@ -69,27 +66,12 @@ def offered() -> list[Offer]:
     offers = []
     for name, look in ((TRACEPOINT, _tracepoint), (KPROBE, _kprobe)):
         try:
-            if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:  # all else that they read has been there for longer
-                raise CannotError("this kernel has no BPF ring buffers", "run Linux 5.8 or newer")
+            _every_hook(btf)
             look(btf)
             offers.append(Offer(name, True, EVENTS[name]))
         except CannotError as error:
             offers.append(Offer(name, False, error.message, error.remedy or _UPDATE))
     return offers
-
-
-def obstacle() -> tuple[str, str]:
-    """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way. A
-    lockdown that cannot be read (AppArmor's profile for containers forbids it) is found by loading.
-    """
-    missing = missing_tracepoints()
-    if missing:
-        return f"this kernel has no tracepoint {missing[0]}", "run a kernel with CONFIG_TRACING=y"
-    with suppress(OSError):
-        mode = lockdown() or ""
-        if CONFIDENTIAL in mode:
-            return f"lockdown: {mode}", NOT_CONFIDENTIAL
-    return "", ""
 
 
 def lockdown(path: Path = Path("/sys/kernel/security/lockdown")) -> str | None:
@@ -102,14 +84,24 @@ def lockdown(path: Path = Path("/sys/kernel/security/lockdown")) -> str | None:
         return None
 
 
-def missing_tracepoints() -> list[str]:
-    """Tracepoints that the programs need with every hook, and that this kernel does not offer."""
-    try:
-        btf = Btf()
-    except BtfError:
-        return []  # said by each offer
-    needed = ("oom:mark_victim", "signal:signal_generate")
-    return [name for name in needed if not btf.has_tracepoint(name.partition(":")[2])]
+def obstacle() -> tuple[str, str]:
+    """Why this kernel takes none of the programs, and the remedy; ("", "") if nothing is known to be in the way. A
+    lockdown that cannot be read (AppArmor's profile for containers forbids it) is found by loading.
+    """
+    with suppress(OSError):
+        mode = lockdown() or ""
+        if CONFIDENTIAL in mode:
+            return f"lockdown: {mode}", NOT_CONFIDENTIAL
+    return "", ""
+
+
+def _every_hook(btf: Btf) -> None:
+    """Raises CannotError for what speaks against every hook."""
+    if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:  # all else that they read has been there for longer
+        raise CannotError("this kernel has no BPF ring buffers", "run Linux 5.8 or newer")
+    for event in ("oom:mark_victim", "signal:signal_generate"):
+        if not btf.has_tracepoint(event.partition(":")[2]):
+            raise CannotError(f"this kernel has no tracepoint {event}", "run a kernel with CONFIG_TRACING=y")
 
 
 def _tracepoint(btf: Btf) -> None:
@@ -136,40 +128,32 @@ def _kprobe(btf: Btf) -> None:
 
 
 def bpf_offers(
-    state_dir: Path | None = None,
+    state_dir: Path,
     *,
     wanted: str = AUTO,
-    formulas: int = 0,
     lacking: tuple[str, str] = ("", ""),
     barred: tuple[str, str] = ("", ""),
 ) -> tuple[Offer, ...]:
     """The rungs that need BPF, for `outrace run` and `outrace doctor` alike.
 
     Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
-    attach kprobes, too. What the kernel refused since it was booted, or what failed while a daemon ran, is tried again
-    only where it is ``wanted`` by name.
-    ``formulas``: what the programs compare (`monitor.kernel.loader`).
+    attach kprobes, too. What failed while a daemon ran is tried again only where it is ``wanted`` by name.
     ``lacking``: what is known to keep programs from being loaded, and the remedy; ``barred``: from being attached.
     `outrace run` finds out by doing both.
     """
     from monitor.kernel import loader
 
-    pinned = loader.pinned(state_dir) if state_dir else frozenset()
-    refused = loader.refused(state_dir, formulas) if state_dir else {}
-    has_failed = failed(state_dir) if state_dir else ""
-    against_all = obstacle()
-    if against_all[0]:
-        lacking = against_all
+    pinned, has_failed, locked = loader.pinned(state_dir), failed(state_dir), obstacle()
+    if locked[0]:
+        lacking = locked
     found = []
     for offer in offered():
         name, against = offer.name, lacking
-        ready = name in pinned and not (name == KPROBE and against_all[0])
+        ready = name in pinned and not (name == KPROBE and locked[0])
         if ready:
             against = barred
-        elif not against_all[0] and not offer.ok:
+        elif not locked[0] and not offer.ok:
             against = offer.why, offer.remedy
-        elif not lacking[0] and name in refused and wanted != name:
-            against = refused[name], f"`outrace run --hooks {name}` tries it again"
         if has_failed and not against[0] and wanted != name:
             against = has_failed, f"a start 10 minutes later, or `outrace run --hooks {name}`, tries it again"
         found.append(Offer(name, not against[0], against[0] or _seen(name, ready), against[1]))
@@ -191,32 +175,16 @@ def promise(name: str, fill_rate: int, cpus: int, huge_page: int, *, machine: bo
     return bounds.looked(fill_rate, cpus, bounds.floor_ns(bounds.TURN_NS), machine=machine)
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def noted(state_dir: Path) -> dict[str, tuple[int, str]]:
-    """{stamp: (until when, why)} of programs that are not to be tried."""
-    try:
-        found = json.loads((state_dir / REFUSED).read_text())
-        notes = found["notes"].items() if found["boot"] == _boot() else ()
-        return {str(mark): (until, str(why)) for mark, (until, why) in notes if time.monotonic_ns() < until}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}  # tried again then
-
-
-def remember(state_dir: Path, mark: str, why: str, until_ns: int = _EVER_NS) -> None:
-    """Note why the programs of this stamp were refused. A state dir that cannot be written loses it."""
-    text = json.dumps({"boot": _boot(), "notes": {**noted(state_dir), mark: (until_ns, why)}})
-    with suppress(OSError), open(state_dir / REFUSED, "w", opener=partial(os.open, mode=0o600)) as file:
-        file.write(text)
-
-
 def failed(state_dir: Path) -> str:
     """Why a hook failed in the last ten minutes, while a daemon ran; "" if none did."""
-    return noted(state_dir).get(_ALL, (0, ""))[1]
+    note = state_dir / FAILED
+    with suppress(OSError):
+        if 0 <= time.time() - note.stat().st_mtime < FAILED_S:
+            return note.read_text(errors="replace")
+    return ""
 
 
 def remember_failed(state_dir: Path, why: str) -> None:
-    """Note why a hook failed while the daemon ran."""
-    remember(state_dir, _ALL, why, time.monotonic_ns() + FAILED_NS)
+    """Note why a hook failed while the daemon ran. A state dir that cannot be written loses it."""
+    with suppress(OSError), open(state_dir / FAILED, "w", opener=partial(os.open, mode=0o600)) as file:
+        file.write(why)

@@ -138,14 +138,6 @@ def release(fd: int, instance: Path) -> None:
     os.close(fd)
 
 
-def tidy(instance: Path) -> None:
-    """Remove the directory if nothing is pinned in it and no process holds it."""
-    with suppress(OSError):
-        fd = _try_hold(instance)
-        if fd is not None:
-            release(fd, instance)
-
-
 def _try_hold(instance: Path) -> int | None:
     """A descriptor that holds it, None while another does. Raises OSError."""
     fd = os.open(instance, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

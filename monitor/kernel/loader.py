@@ -13,12 +13,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from monitor import __version__
 from monitor.errors import CannotError, MonitorError, remedy_of
 from monitor.kernel import cgroupfs, charging, libbpf, pins, python
 from monitor.kernel.btf import VMLINUX, Btf
-from monitor.kernel.instances import claim, remove, tidy
+from monitor.kernel.charging import AUTO as AUTO
+from monitor.kernel.instances import claim, remove
 from monitor.kernel.instances import instance_directory as instance_directory
 from monitor.kernel.offsets import defines
 
@@ -35,7 +35,6 @@ KERNEL_HEADER = "kernel.h"
 SOURCES = ("wire.h", "memcg.h", "pressure.c", "sweep.c", "stats.c", "charges.c", "oom.c", "procs.c")
 #: Compiled for one hook only.
 _OF_HOOK = {pins.TRACEPOINT: "stats.c", pins.KPROBE: "charges.c"}
-AUTO = "auto"
 #: What the programs are compiled for: the kubelet's thresholds alone, or those of `*.reclaimable` as well (FORMULAS in
 #: the programs; docs/signals.md). A node without the latter pays nothing for them.
 KUBELETS, RECLAIMABLE = 0, 1
@@ -100,18 +99,13 @@ def compile_flags(hook: str = pins.TRACEPOINT, formulas: int = KUBELETS) -> list
     return [f"-D{name}={value}" for name, value in sorted(values.items())]
 
 
-def stamps(formulas: int = KUBELETS) -> dict[str, str]:
-    """For every hook a hash of what decides the programs: sources, how offsets are taken from which BTF, the kernel,
-    what they are compiled for. Hashing BTF (10 ms) stands for the offsets themselves, which take 0.25 s to look up.
+@cache
+def _of_this_kernel() -> bytes:
+    """What decides the programs of every hook: how offsets are taken from which BTF, and the kernel. Hashing BTF (10
+    ms) stands for the offsets themselves, which take 0.25 s to look up.
     """
-    return dict(_stamps(formulas))
-
-
-def _stamps(*levels: int) -> list[tuple[str, str]]:
-    """(hook, stamp) for each of these values of `formulas`."""
     here = Path(__file__).parent
-    facts = (__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())
-    h = hashlib.sha256(repr(facts).encode())
+    h = hashlib.sha256(repr((__version__, _numa_nodes(), cgroupfs.detect().version, *os.uname())).encode())
     # pins.py lists what is pinned, libbpf.py loads some of it.
     ours = (here / name for name in ("loader.py", "offsets.py", "btf.py", "pins.py", "libbpf.py"))
     for path in (*ours, bpf_directory() / KERNEL_HEADER, VMLINUX, Path("/sys/kernel/notes")):
@@ -119,45 +113,36 @@ def _stamps(*levels: int) -> list[tuple[str, str]]:
             h.update(path.read_bytes())  # the kernel's notes hold its build id
         except OSError:
             h.update(b"-")
-    found = []
-    for hook in pins.HOOKS:
-        of_hook = h.copy()
-        of_hook.update(f"{hook}\n{program_text(hook)}".encode())
-        for formulas in levels:
-            own = of_hook.copy()
-            own.update(b"%d" % formulas)
-            found.append((hook, own.hexdigest()[:16]))
-    return found
+    return h.digest()
+
+
+def stamp(hook: str, formulas: int = KUBELETS) -> str:
+    """A hash of what decides a hook's programs: the kernel, the sources, what they are compiled for."""
+    text = f"{hook}\n{formulas}\n{program_text(hook)}"
+    return hashlib.sha256(_of_this_kernel() + text.encode()).hexdigest()[:16]
 
 
 def ensure_loaded(state_dir: Path, hook: str = AUTO, formulas: int = KUBELETS) -> tuple[Path, bool]:
     """The pin directory for this state dir and kernel, and whether it had to be loaded. Raises CannotError. ``hook``:
-    one of `pins.HOOKS`, or ``auto`` for the best that is offered and not refused (see `refused`). ``formulas``: the
-    formulas of the thresholds that they compare.
+    one of `pins.HOOKS`, or ``auto`` for what is pinned, else the best that is offered. ``formulas``: the formulas of
+    the thresholds that they compare.
     """
-    if hook not in (AUTO, *pins.HOOKS):
-        raise MonitorError(f"there is no hook {hook!r}", f"one of {AUTO}, {', '.join(pins.HOOKS)}")
     instance = instance_directory(state_dir)
-    wanted = {name: mark for name, mark in stamps(formulas).items() if hook in (AUTO, name)}
-    for mark in wanted.values():  # what is pinned was chosen on this very kernel: no need to look again
-        if (instance / mark).is_dir():
+    wanted = {name: instance / stamp(name, formulas) for name in pins.HOOKS if hook in (AUTO, name)}
+    for directory in wanted.values():
+        if directory.is_dir():
             _tidy_up(state_dir, instance)
-            return instance / mark, False
-    why, remedy = charging.obstacle()  # a lockdown forbids loading; what is loaded already goes on
-    if why:
-        raise CannotError(why, remedy)
-    offers = [one for one in charging.bpf_offers(state_dir, wanted=hook, formulas=formulas) if one.name in wanted]
-    last: CannotError | None = None
-    for offer in (offer for offer in offers if offer.ok):
-        if problem := libbpf.load_problem():
-            raise CannotError(f"this process may not load BPF programs: {problem}", libbpf.PRIVILEGES)
-        try:
-            _run_loader(state_dir, instance / wanted[offer.name], offer.name, formulas)
-            return instance / wanted[offer.name], True
-        except HookRefusedError as error:
-            last = error
-            charging.remember(state_dir, wanted[offer.name], error.message)
-    raise last or CannotError("; ".join(dict.fromkeys(o.why for o in offers)), offers[0].remedy)
+            return directory, False
+    if hook == AUTO:
+        offers = charging.offered()
+        best = next((offer for offer in offers if offer.ok), offers[0])
+        if not best.ok:
+            raise CannotError(best.why, best.remedy)
+        hook = best.name
+    if problem := libbpf.load_problem():
+        raise CannotError(f"this process may not load BPF programs: {problem}", libbpf.PRIVILEGES)
+    _run_loader(state_dir, wanted[hook], hook, formulas)
+    return wanted[hook], True
 
 
 def pinned(state_dir: Path) -> dict[str, Path]:
@@ -166,22 +151,10 @@ def pinned(state_dir: Path) -> dict[str, Path]:
     try:
         if not instance.is_dir():
             return {}
-        marks = _stamps(KUBELETS, RECLAIMABLE)
+        marks = ((hook, stamp(hook, formulas)) for hook in pins.HOOKS for formulas in (KUBELETS, RECLAIMABLE))
         return {hook: instance / mark for hook, mark in marks if (instance / mark).is_dir()}
     except (OSError, MonitorError):
         return {}  # this user may not see them; or there are no memory cgroups, which `detect` reports
-
-
-class HookRefusedError(CannotError):
-    """This hook's own programs could not be loaded or attached; another hook's may."""
-
-
-def refused(state_dir: Path, formulas: int = KUBELETS) -> dict[str, str]:
-    """{hook: why} of those that the kernel refused since it was booted: trying again costs a compilation."""
-    with suppress(MonitorError):  # no memory cgroups, which `detect` reports
-        if known := charging.noted(state_dir):
-            return {hook: known[mark][1] for hook, mark in stamps(formulas).items() if mark in known}
-    return {}
 
 
 def _tidy_up(state_dir: Path, instance: Path) -> None:
@@ -193,7 +166,6 @@ def _tidy_up(state_dir: Path, instance: Path) -> None:
 
 def _run_loader(state_dir: Path, directory: Path, hook: str, formulas: int) -> None:
     """Load and pin, in a process of its own. Raises CannotError."""
-    instance = directory.parent
     log = state_dir / LOG
     try:
         with open(log, "w", opener=partial(os.open, mode=0o600)) as errors:
@@ -217,14 +189,11 @@ def _run_loader(state_dir: Path, directory: Path, hook: str, formulas: int) -> N
             tail = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:]) or tail
             with open(log, "a") as file:
                 file.write(f"\nthe loader ended with status {done.returncode}\n")
-        tidy(instance)
         why = "killed, it most likely wanted memory: it needs 150 MB; " if done.returncode == -signal.SIGKILL else ""
         problem = f"the BPF loader ended with status {done.returncode}: {tail}"
         raise CannotError(problem, f"{why}details in {log}") from None
     if "error" in answer:
-        tidy(instance)
-        kind = HookRefusedError if answer["hook"] else CannotError
-        raise kind(answer["error"], answer["remedy"])
+        raise CannotError(answer["error"], answer["remedy"])
 
 
 def package_path() -> str:
@@ -236,22 +205,17 @@ def package_path() -> str:
 
 def prepare_headers(tree: Path, text: str) -> str:
     """Make ``tree`` what BCC_KERNEL_SOURCE must be, with ``text`` in its first file; its path. So no package of headers
-    is needed on the node. One that is right already is left alone: by now the disk may be full. Raises CannotError.
+    is needed on the node. Raises CannotError.
     """
-    wanted = {f"include/{name}": text if name == HEADERS[0] else "" for name in HEADERS}
     try:
+        for name in HEADERS:
+            path = tree / "include" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text if name == HEADERS[0] else "")
         # BCC looks for BCC_KERNEL_SOURCE/build and /source, as it would under /lib/modules/RELEASE.
-        if all((tree / link / name).read_text() == wanted[name] for link in _LINKS for name in wanted):
-            return str(tree)
-    except (OSError, UnicodeDecodeError):
-        pass  # there is none, or half of one
-    try:
-        shutil.rmtree(tree, ignore_errors=True)
-        for name, content in wanted.items():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            (tree / name).write_text(content)
         for link in _LINKS:
-            (tree / link).symlink_to(".")
+            with suppress(FileExistsError):
+                (tree / link).symlink_to(".")
     except OSError as error:
         raise CannotError(
             f"cannot write {tree}: {error.strerror}", "free space there, or use another --state-dir"
@@ -284,7 +248,7 @@ def _load(state_dir: Path, directory: Path, hook: str, formulas: int) -> None:
 def _compiled(state_dir: Path, hook: str, formulas: int) -> tuple[Any, dict[str, int]]:
     """The BPF object, and the descriptors of its programs, loaded."""
     text = (bpf_directory() / KERNEL_HEADER).read_text()
-    os.environ["BCC_KERNEL_SOURCE"] = prepare_headers(state_dir / "headers", text)
+    os.environ["BCC_KERNEL_SOURCE"] = prepare_headers(state_dir / "bcc-headers", text)
     try:
         from bcc import BPF, lib
     except ImportError as error:
@@ -294,32 +258,20 @@ def _compiled(state_dir: Path, hook: str, formulas: int) -> tuple[Any, dict[str,
         raise CannotError(problem, f"pip uninstall bcc; {_BCC_REMEDY}")
 
     flags = [*compile_flags(hook, formulas), "-Wno-macro-redefined"]
-    log = state_dir / LOG
+    always = [name for name in (*pins.TRACEPOINTS, *pins.RUN) if name not in pins.PRESSURE]
+    kind = BPF.KPROBE if hook == pins.KPROBE else BPF.RAW_TRACEPOINT
     try:
         bpf = BPF(text=program_text(hook), cflags=flags)
-        always = [name for name in pins.TRACEPOINTS if name not in pins.PRESSURE]
-        programs = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in (*always, *pins.RUN)}
-        return bpf, programs | _load_hook(bpf, hook, log)
-    except HookRefusedError:
+        programs = {name: bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in always}
+        programs |= {name: bpf.load_func(name, kind).fd for name in pins.HOOKS[hook]}
+        for name in pins.HOOKS[hook]:  # once: near a threshold it is too late to find that it fails
+            os.close(pins.attach(name, programs[name]))
+    except MonitorError:
         raise
     except Exception as error:  # noqa: BLE001  # bcc raises bare Exception for whatever clang or the verifier refuse
         first = str(error).strip().splitlines()[0]
-        raise CannotError(f"the BPF programs do not load: {first}", f"details in {log}") from None
-
-
-def _load_hook(bpf: Any, hook: str, log: Path) -> dict[str, int]:
-    """Load the hook's own programs, and attach them once: near a threshold it is too late to find that it fails."""
-    from bcc import BPF
-
-    programs: dict[str, int] = {}
-    try:
-        for name in pins.HOOKS[hook]:
-            programs[name] = bpf.load_func(name, BPF.KPROBE if hook == pins.KPROBE else BPF.RAW_TRACEPOINT).fd
-            os.close(pins.attach(name, programs[name]))
-    except Exception as error:  # noqa: BLE001  # as above
-        first = str(error).strip().splitlines()[0]
-        raise HookRefusedError(f"the BPF programs of {hook} do not load: {first}", f"details in {log}") from None
-    return programs
+        raise CannotError(f"the BPF programs do not load: {first}", f"details in {state_dir / LOG}") from None
+    return bpf, programs
 
 
 def _end_with_parent() -> None:
@@ -335,10 +287,9 @@ def main(argv: list[str]) -> int:
     _end_with_parent()
     try:
         _load(Path(argv[0]), Path(argv[1]), argv[2], int(argv[3]))
-        print(json.dumps({"pinned": argv[1]}))
+        print(json.dumps({}))
     except MonitorError as error:
-        hook = isinstance(error, HookRefusedError)
-        print(json.dumps({"error": error.message, "remedy": error.remedy, "hook": hook}))
+        print(json.dumps({"error": error.message, "remedy": error.remedy}))
         return error.exit_code
     return 0
 

@@ -148,7 +148,7 @@ def by_monitor(node: LabNode, victim: LabPod, state_dir: Path, below: int, n: in
 
 def by_floor(node: LabNode, victim: LabPod, state_dir: Path, below: int, n: int, mib: int) -> Iterator[Sample]:
     """The same by the bare loop, which is given the hog's pid beforehand."""
-    pins = loader.ensure_loaded(state_dir, loader.AUTO)[0]
+    pins = loader.ensure_loaded(state_dir)[0]
     with closing(node.start(node.cgroup, "monitor.lab.workers:floor", pins=pins, available_below=below)) as floor:
         for _ in range(n):
             hog = node.start_hog(victim, mib=mib)

@@ -59,7 +59,7 @@ def test_nothing_in_the_working_directory_is_imported(root: Path, tmp_path: Path
     assert not marker.exists()
     assert done.returncode == 0, done.stderr
     (found,) = [path.parent for path in root.glob("*/*/prog_on_mark_victim")]
-    assert found in [loader.instance_directory(state) / stamp for stamp in loader.stamps().values()]
+    assert found in [loader.instance_directory(state) / loader.stamp(hook) for hook in pins.HOOKS]
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_it_refuses_while_a_daemon_runs_and_removes_everything_by_force(state: P
     with LabNode("test-unload", 64 * MIB) as node, live.daemon(node, state_dir=state, keep_pins=True) as daemon:
         refused = called("unload", "--state-dir", str(state))
         live.one_line(refused, 1, f"in use by pid {daemon.pid}", "--force")
-        assert (instance / loader.stamps()[live.rung(daemon)] / "link_on_mark_victim").exists()
+        assert (instance / loader.stamp(live.rung(daemon)) / "link_on_mark_victim").exists()
         # Forced, the daemon goes on with its own descriptors.
         forced = called("unload", "--state-dir", str(state), "--force")
         assert (forced.returncode, forced.stdout, forced.stderr) == (0, "", f"removed {count} pins\n")

@@ -1,12 +1,11 @@
 """The hooks that report charges: what this kernel offers, what each of them sees, and how often it runs."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
-from monitor.errors import CannotError, MonitorError
+from monitor.errors import CannotError
 from monitor.kernel import cgroupfs, charging, loader, meminfo, pins
 from monitor.kernel.wire import CROSS, PAGE
 from monitor.lab.node import LabNode
@@ -27,7 +26,7 @@ def hook(request: pytest.FixtureRequest, expected_rungs: tuple[str, ...]) -> str
         pytest.skip(offer.why)
     try:
         live.pin_dir(name)
-    except loader.HookRefusedError as error:
+    except CannotError as error:
         if name in expected_rungs or request.config.getoption("--require-kernel"):
             pytest.fail(f"{name} is offered, but refused: {error}", pytrace=False)
         pytest.skip(f"offered, but refused: {error}")
@@ -182,43 +181,9 @@ def test_charges_are_compared_with_the_page_cache_of_that_moment(hook: str, file
         assert {(e.kind, e.domain) for e in watch.events} == {(CROSS, index)}
 
 
-def test_a_refused_hook_gives_way_to_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best one is refused: the next is loaded, the reason kept, and not tried again until the next boot."""
-    tried: list[str] = []
-
-    def load(_: Path, directory: Path, hook: str, formulas: int) -> None:
-        tried.append(hook)
-        if hook == "memcg-tracepoint":
-            raise loader.HookRefusedError("the verifier said no", "details")
-
-    offers = [charging.Offer(name, True, "why", "") for name in pins.HOOKS]
-    monkeypatch.setattr(charging, "offered", lambda: offers)
-    monkeypatch.setattr(loader, "_run_loader", load)
-    wanted = loader.instance_directory(tmp_path) / loader.stamps()["kprobe"]
-    assert loader.ensure_loaded(tmp_path) == (wanted, True)
-    assert tried == ["memcg-tracepoint", "kprobe"]
-    assert loader.refused(tmp_path) == {"memcg-tracepoint": "the verifier said no"}
-    assert loader.ensure_loaded(tmp_path) == (wanted, True)
-    assert tried == ["memcg-tracepoint", "kprobe", "kprobe"]
-    # Asked for by name it is tried, and nothing else is.
-    with pytest.raises(CannotError, match="the verifier said no"):
-        loader.ensure_loaded(tmp_path, "memcg-tracepoint")
-    assert tried == ["memcg-tracepoint", "kprobe", "kprobe", "memcg-tracepoint"]
-    # Another boot.
-    kept = json.loads((tmp_path / charging.REFUSED).read_text())
-    (tmp_path / charging.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
-    assert loader.refused(tmp_path) == {}
-    loader.ensure_loaded(tmp_path)
-    assert tried[-2:] == ["memcg-tracepoint", "kprobe"]
-
-
-def test_a_hook_that_is_not_offered_or_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(MonitorError, match="there is no hook 'uprobe'; one of auto, memcg-tracepoint, kprobe"):
-        loader.ensure_loaded(tmp_path, "uprobe")
+def test_without_a_hook_that_is_offered_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offers = [charging.Offer(name, False, f"no {name}", f"get {name}") for name in pins.HOOKS]
     monkeypatch.setattr(charging, "offered", lambda: offers)
-    with pytest.raises(CannotError, match="no memcg-tracepoint; no kprobe; get memcg-tracepoint"):
+    with pytest.raises(CannotError, match="no memcg-tracepoint; get memcg-tracepoint"):
         loader.ensure_loaded(tmp_path)
-    with pytest.raises(CannotError, match="no kprobe; get kprobe"):
-        loader.ensure_loaded(tmp_path, "kprobe")
     assert not loader.instance_directory(tmp_path).exists()

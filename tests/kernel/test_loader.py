@@ -125,7 +125,7 @@ def kill_while_pinning(state: Path, target: Path) -> None:
 
 @pytest.mark.once
 def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -> None:
-    target = loader.instance_directory(state) / loader.stamps()[HOOK]
+    target = loader.instance_directory(state) / loader.stamp(HOOK)
     kill_while_pinning(state, target)
     assert loader.ensure_loaded(state) == (target, True)
     assert (listing(target.parent), listing(target)) == ([target.name], EVERYTHING)

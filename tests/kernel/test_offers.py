@@ -1,6 +1,7 @@
 """Which BPF rungs there are for a state dir, for `outrace run` and `outrace doctor` alike."""
 
-import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,12 +29,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def refuse(state: Path, *hooks: str) -> None:
-    """Write down that the kernel refused them since it was booted."""
-    for hook in hooks:
-        charging.remember(state, loader.stamps()[hook], f"the verifier refused {hook}")
-
-
 def planned(state: Path, *found: doctor.Check) -> dict[str, SimpleNamespace]:
     """What `outrace doctor` shows."""
     return {rung["name"]: SimpleNamespace(**rung) for rung in doctor.hook_plan(list(found), state)["rungs"]}
@@ -45,47 +40,33 @@ def taken(state: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return hooks.take(RunConfig(state_dir=str(state)))[0].rung
 
 
-def test_the_doctor_passes_over_what_was_refused_as_a_start_does(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
-    refuse(tmp_path, "memcg-tracepoint")
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "kprobe"
-    found = planned(tmp_path)["memcg-tracepoint"]
-    assert (found.ok, found.detail) == (False, "the verifier refused memcg-tracepoint")
-    assert found.remedy == "`outrace run --hooks memcg-tracepoint` tries it again"
-    assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
-    assert doctor.hook_plan([], tmp_path / "another")["rung"] == "memcg-tracepoint"
-    refuse(tmp_path, "kprobe")
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == charging.POLL
-    # After a boot it is tried again.
-    kept = json.loads((tmp_path / charging.REFUSED).read_text())
-    (tmp_path / charging.REFUSED).write_text(json.dumps(kept | {"boot": "another"}))
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
-
-
 def test_after_a_hook_failed_while_it_ran_the_poller_is_taken_for_a_while(
     kernel: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Pinned or not; and what the kernel refused stays refused."""
-    refuse(tmp_path, "kprobe")
+    """Pinned or not, by the doctor's plan and by a start alike."""
+    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
     charging.remember_failed(tmp_path, "memcg-tracepoint failed while it ran: cannot attach")
     kernel.setattr(loader, "pinned", lambda _: {"memcg-tracepoint": tmp_path})
     assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == charging.POLL
-    found = planned(tmp_path)
-    assert found["memcg-tracepoint"].detail == "memcg-tracepoint failed while it ran: cannot attach"
-    assert "a start 10 minutes later, or `outrace run --hooks memcg-tracepoint`" in found["memcg-tracepoint"].remedy
-    assert found["kprobe"].detail == "the verifier refused kprobe"
+    for found in (planned(tmp_path)[name] for name in HOOKS):
+        assert found.detail == "memcg-tracepoint failed while it ran: cannot attach"
+        assert f"a start 10 minutes later, or `outrace run --hooks {found.name}`" in found.remedy
     assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
-    kernel.setattr(charging, "FAILED_NS", 0)
-    charging.remember_failed(tmp_path, "again")
-    assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
+    assert doctor.hook_plan([], tmp_path / "another")["rung"] == "memcg-tracepoint"
+    for seconds in (charging.FAILED_S, -60):  # a note of tomorrow: the clock was put back
+        os.utime(tmp_path / charging.FAILED, (0, time.time() - seconds))
+        assert doctor.hook_plan([], tmp_path)["rung"] == taken(tmp_path, kernel) == "memcg-tracepoint"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"boot": 1}', '{"failed": [1, "x"]}'])
-def test_a_note_of_hooks_that_is_none_is_passed_over(tmp_path: Path, text: str) -> None:
-    (tmp_path / charging.REFUSED).write_text(text)
-    assert (charging.failed(tmp_path), charging.noted(tmp_path)) == ("", {})
-    charging.remember_failed(tmp_path, "it failed")
-    assert charging.failed(tmp_path) == "it failed"
+def test_a_hook_that_is_offered_and_refused_gives_way_to_the_next(kernel: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load(config: RunConfig, rung: str) -> tuple[RunConfig, bool]:
+        if rung == "memcg-tracepoint":
+            raise CannotError("the verifier said no", "details")
+        return replace(config, rung=rung), True
+
+    kernel.setattr(hooks, "_load", load)
+    found = hooks.take(RunConfig(state_dir=str(tmp_path)))[0]
+    assert (found.rung, found.missed[0]["why"]) == ("kprobe", "the verifier said no")
 
 
 @pytest.mark.parametrize(("hook", "rung"), [("memcg-tracepoint", "memcg-tracepoint"), ("kprobe", None)])
@@ -115,8 +96,6 @@ def test_what_is_pinned_needs_nothing_to_be_compiled(kernel: pytest.MonkeyPatch,
     kernel.setattr(loader, "pinned", lambda _: {"kprobe": tmp_path})
     assert doctor.hook_plan([missing], tmp_path)["rung"] == "kprobe"
     assert "pinned already" in planned(tmp_path, missing)["kprobe"].detail
-    refuse(tmp_path, "kprobe")  # refused before a user requested it by name, and it could be loaded
-    assert doctor.hook_plan([missing], tmp_path)["rung"] == "kprobe"
 
 
 @pytest.mark.kernel
