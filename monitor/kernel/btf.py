@@ -20,11 +20,12 @@ from typing import NamedTuple
 from monitor.errors import CannotError
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
+_TOO_OLD = "the BPF rungs need Linux 5.8 or newer; if this is one, report this line"
 
 _MAGIC = 0xEB9F
 _HEADER = struct.Struct("=HBBIIIII")
 
-_PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _FUNC_PROTO, _ENUM64 = 2, 3, 4, 5, 6, 8, 12, 13, 19
+_PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _FUNC_PROTO = 2, 3, 4, 5, 6, 8, 12, 13
 #: volatile, const, restrict, and tags of a type.
 _QUALIFIERS = frozenset((9, 10, 11, 18))
 _MODIFIERS = _QUALIFIERS | {_TYPEDEF}
@@ -151,7 +152,7 @@ class Btf:
         """The structs and unions of this name that have members. Raises BtfError where there is none."""
         numbers = [n for n in self._named(name, _STRUCT, _UNION) if self._vlen(n)]
         if not numbers:
-            raise BtfError(f"this kernel has no struct {name} (in {self.path})")
+            raise BtfError(f"this kernel has no struct {name} (in {self.path})", _TOO_OLD)
         return numbers
 
     def _walk(self, struct_name: str, path: str) -> _Member:
@@ -170,7 +171,8 @@ class Btf:
             else:
                 assert member is not None  # str.split never gives an empty list
                 return member._replace(bits=bits)
-        raise BtfError(f"this kernel's struct {struct_name} has no member {reached} (in {self.path})")
+        problem = f"this kernel's struct {struct_name} has no member {reached} (in {self.path})"
+        raise BtfError(problem, _TOO_OLD)
 
     def has_member(self, struct_name: str, path: str) -> bool:
         """Whether ``path`` (see offset) exists in the struct, and the struct itself."""
@@ -207,17 +209,14 @@ class Btf:
         return elements
 
     def enum(self, member: str) -> int | None:
-        """Value of the enumerator ``member`` in whichever enum has it (the first); None if this kernel has none."""
+        """Value of the enumerator ``member`` in whichever enum has it (the first); None if this kernel has none. (No
+        enum that is asked for has values below 0, or of 64 bits.)
+        """
         for word in self._mentions(member):
             number = self._owner(word)
-            kind, at = self._kind(number), word - self._starts[number] - 3
-            if kind not in (_ENUM, _ENUM64) or at < 0 or at % _EACH[kind]:
-                continue
-            signed = self._words[self._starts[number] + 1] >> 31
-            value, bits = self._words[word + 1], 32
-            if kind == _ENUM64:
-                value, bits = value | self._words[word + 2] << 32, 64
-            return value - (1 << bits) if signed and value >> (bits - 1) else value
+            at = word - self._starts[number] - 3
+            if self._kind(number) == _ENUM and at >= 0 and not at % _EACH[_ENUM]:
+                return self._words[word + 1]
         return None
 
     def has_tracepoint(self, name: str) -> bool:

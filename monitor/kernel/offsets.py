@@ -6,7 +6,7 @@ Even between 6.1, 6.12 and 6.18 the enums differ, and configuration shifts them 
 from __future__ import annotations
 
 from monitor.errors import CannotError
-from monitor.kernel.btf import Btf, BtfError
+from monitor.kernel.btf import Btf
 
 #: define -> (struct, member path)
 _OFFSETS = {
@@ -57,7 +57,6 @@ _ITEMS = {"MEMCG_KMEM_": "MEMCG_KMEM", "MEMCG_SOCK_": "MEMCG_SOCK"}
 _REGISTERS = (("di", "si"), ("regs", "regs"))
 #: lruvec.lrugen.nr_pages[generation][anon, file][zone]
 _ANON_AND_FILE = 2
-_REMEDY = "the BPF rungs need Linux 5.8 or newer; if this is one, report this line"
 
 
 def _generations(btf: Btf, zones: int) -> dict[str, int]:
@@ -80,13 +79,6 @@ def _generations(btf: Btf, zones: int) -> dict[str, int]:
 
 def defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     """Every ``-D`` of the programs for this kernel. Raises CannotError naming what this kernel does not have."""
-    try:
-        return _defines(btf, numa_nodes, cgroup_version)
-    except BtfError as error:
-        raise BtfError(error.message, error.remedy or _REMEDY) from None
-
-
-def _defines(btf: Btf, numa_nodes: int, cgroup_version: int) -> dict[str, int]:
     out = {name: btf.offset(*where) for name, where in _OFFSETS.items()}
     # 6.1 made it an array of pointers.
     ancestors = "ancestors" if btf.has_member("cgroup", "ancestors") else "ancestor_ids"

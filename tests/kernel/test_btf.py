@@ -102,15 +102,6 @@ def test_what_is_missing_is_named(kernel: Btf, ask, named: str) -> None:
     assert caught.value.exit_code == EXIT_CANNOT
 
 
-def test_signed_and_64_bit_enumerators(tmp_path: Path) -> None:
-    made = Builder()
-    made.add("small", 6, 4, made.name("MINUS"), 0xFFFFFFFF, made.name("TWO"), 2, vlen=2, flag=1)
-    made.add("plain", 6, 4, made.name("BIG"), 0xFFFFFFFF, vlen=1)
-    made.add("wide", 19, 8, made.name("HUGE"), 1, 2, made.name("LOW"), 0xFFFFFFFE, 0xFFFFFFFF, vlen=2, flag=1)
-    btf = made.write(tmp_path / "btf")
-    assert [btf.enum(name) for name in ("MINUS", "TWO", "BIG", "HUGE", "LOW")] == [-1, 2, 0xFFFFFFFF, (2 << 32) + 1, -2]
-
-
 def test_a_bit_field_has_no_offset_and_its_neighbours_do(tmp_path: Path) -> None:
     made = Builder()
     made.add("int", 1, 4, 32)
