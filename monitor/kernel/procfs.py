@@ -262,23 +262,17 @@ class Spared:
 
     def __init__(self) -> None:
         self._fds: dict[int, int] = {}
-        self._poll = select.poll()
 
     def add(self, pid: int) -> None:
         """Spare a process until it ends."""
-        self._drop_ended()
-        if pid in self._fds:
-            return
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        self._fds[pid] = fd
-        self._poll.register(fd, select.POLLIN)
+        if pid not in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                self._fds[pid] = os.pidfd_open(pid)
 
     def pids(self) -> set[int]:
         """Process 1, this process, and those added that have not ended."""
-        self._drop_ended()
+        for pid in [pid for pid, fd in self._fds.items() if readable(fd, 0)]:
+            os.close(self._fds.pop(pid))
         return {1, os.getpid(), *self._fds}
 
     def within(self, cgroup: Path) -> bool:
@@ -289,12 +283,6 @@ class Spared:
                 if any(f"{cgroup}".endswith(f"{above}") for above in (path, *path.parents) if above.name):
                     return True
         return False
-
-    def _drop_ended(self) -> None:
-        for fd, _ in self._poll.poll(0):
-            self._poll.unregister(fd)
-            os.close(fd)
-            self._fds = {pid: kept for pid, kept in self._fds.items() if kept != fd}
 
 
 def with_ancestors() -> Spared:

@@ -30,6 +30,7 @@ HURRIED = -10
 #: Of a daemon that starts, because nothing is watched until it has: among 80 others that want a CPU, as in a storm of
 #: kills, half a second of CPU time took 2.8 to 4.3 s. Both processes see to it themselves, before they import this.
 STARTING = -20
+_REALTIME = "SCHED_FIFO 1"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def set_realtime() -> tuple[str, str]:
     """SCHED_FIFO priority 1 for this process but not its children, else nice -20, else nothing: (what, note or "")."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        return "SCHED_FIFO 1", ""
+        return _REALTIME, ""
     except OSError as error:
         remedy = "give it CAP_SYS_NICE (systemd: AmbientCapabilities=CAP_SYS_NICE, LimitRTPRIO=1)"
         if has(_CAP_SYS_NICE):  # a container on such a kernel: none of the cgroups above has real-time runtime
@@ -57,17 +58,12 @@ def set_realtime() -> tuple[str, str]:
 
 
 def refuses_realtime() -> bool:
-    """Whether `set_realtime` would get no SCHED_FIFO here; the scheduling of this process is as before afterwards."""
-    before, parameter = os.sched_getscheduler(0), os.sched_getparam(0)
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    except OSError:
-        return True
-    try:
-        os.sched_setscheduler(0, before, parameter)
-    except PermissionError:  # RLIMIT_RTPRIO without CAP_SYS_NICE: the flag stays
-        os.sched_setscheduler(0, before | os.SCHED_RESET_ON_FORK, parameter)
-    return False
+    """Whether `set_realtime` would get no SCHED_FIFO here: tried by a thread, which ends with what it got."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(set_realtime()[0]))
+    thread.start()
+    thread.join()
+    return found != [_REALTIME]
 
 
 def started() -> None:
