@@ -187,16 +187,13 @@ def anybody(path: Path, most: int = 1000, counts: Callable[[int], bool] = bool) 
     return False
 
 
-def processes(path: Path, recursive: bool = True, most: int | None = None) -> list[int]:
-    """Process ids in the cgroup (and below it, in ``most`` cgroups), ascending; see `pids_below`. MonitorError if it
+def processes(path: Path, most: int | None = None) -> list[int]:
+    """Process ids in the cgroup and below it, in ``most`` cgroups, ascending; see `pids_below`. MonitorError if it
     cannot be read.
     """
     try:
-        below = itertools.islice(walk(path), most)
-        return sorted({pid for _, pids in below for pid in pids} if recursive else _pids_in(os.fspath(path)))
+        return sorted({pid for _, pids in itertools.islice(walk(path), most) for pid in pids})
     except OSError as e:
-        if e.errno in GONE:
-            return []
         raise failure(path / "cgroup.procs", "read", e) from e
 
 

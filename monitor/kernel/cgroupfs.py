@@ -202,14 +202,6 @@ def limit_of(text: bytes) -> int | None:
     return None if value > MAX_LIMIT else value
 
 
-def descendants(path: Path) -> list[Path]:
-    """All that `below` finds."""
-    try:
-        return list(below(path))
-    except OSError as e:
-        raise failure(Path(e.filename or path), "list", e) from e
-
-
 def below(path: Path) -> Iterator[Path]:
     """Every cgroup below, each before it is looked into. Left out is what vanishes meanwhile, and what has a path of
     more than `_LONGEST` bytes: a user that may nest cgroups can make those. Raises OSError.
@@ -275,10 +267,6 @@ def make(path: Path) -> Path:
         if os.path.exists(parent / "cgroup.subtree_control"):
             enable_controllers(parent)
         path.mkdir(exist_ok=True)
-        # Kernels before 5.11 let a v1 cgroup account for itself only; below it no limit of a parent would hold.
-        hierarchical = path / "memory.use_hierarchy"
-        if hierarchical.exists() and hierarchical.read_text().strip() == "0":
-            hierarchical.write_text("1")
     except OSError as e:
         raise failure(path, "create", e) from e
     return path
@@ -335,8 +323,6 @@ def failure(path: Path, verb: str, e: OSError) -> MonitorError:
             f"{what}: the cgroup itself holds processes",
             "cgroup v2 lets only a cgroup without processes of its own hand controllers down: move them into a child",
         )
-    if e.errno == errno.EBUSY and path.name == "memory.limit_in_bytes":
-        return MonitorError(f"{what}: more than that is in use", "free memory in the cgroup first")
     return MonitorError(f"{what}: {e.strerror}")
 
 

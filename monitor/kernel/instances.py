@@ -14,7 +14,6 @@ import ctypes
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import stat
 import time
@@ -101,10 +100,8 @@ def _is_roots(status: os.stat_result) -> bool:
 
 def owner(instance: Path) -> Path | None:
     """The state dir (resolved) that an instance is of; None where that is not known."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError):
         text = os.readlink(instance / OWNER)
-        if text.startswith("{"):  # of a release before 0.2
-            return Path(json.loads(text)["state_dir"])
         return Path(text.removeprefix(_OF)) if text.startswith(f"{_OF}/") else None
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,12 +36,12 @@ def total_pages(hierarchy: Hierarchy, node: Path) -> int:
 
 
 def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner | None]) -> list[Process]:
-    """Every process in ``node`` and below, cgroup by cgroup. ``owner`` gives the pod of a cgroup."""
+    """Every process in ``node`` and below, cgroup by cgroup. ``owner`` gives the pod of a cgroup. Raises OSError."""
     found = []
-    for cgroup in (node, *cgroupfs.descendants(node)):
+    for cgroup in (node, *cgroupfs.below(node)):
         above = tuple(str(p) for p in (cgroup, *cgroup.parents) if p.is_relative_to(hierarchy.root))
         whose = owner(cgroup)
-        for pid in cgroup_procs.processes(cgroup, recursive=False):
+        for pid in sorted(cgroup_procs.pids_in(os.fspath(cgroup))):
             process = _read(pid, above, whose)
             if process is not None:
                 found.append(process)

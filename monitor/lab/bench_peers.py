@@ -179,7 +179,7 @@ def managed(wanted: bool) -> Iterator[Path | None]:
 
 def _moved(cgroup: Path) -> bool:
     """Move what is in the cgroup into ``own`` below it; whether it is empty now."""
-    pids = cgroup_procs.processes(cgroup, recursive=False)
+    pids = sorted(cgroup_procs.pids_in(str(cgroup)))
     for pid in pids:
         (cgroup / "own/cgroup.procs").write_text(str(pid))
     return not pids

@@ -236,7 +236,7 @@ class LabNode:
         """Processes the OOM killer killed in the node, as the kernel counts them."""
         if self.hierarchy.version == 2:  # counted with what is below it: one file, every 2 ms of a race
             return int((self.cgroup / "memory.events").read_text().partition("oom_kill ")[2].split()[0])
-        directories = (self.cgroup, *cgroupfs.descendants(self.cgroup))
+        directories = (self.cgroup, *cgroupfs.below(self.cgroup))
         return sum(cgroupfs.oom_kills(self.hierarchy, directory) or 0 for directory in directories)
 
     def reset_peak(self) -> None:

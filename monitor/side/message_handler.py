@@ -118,7 +118,7 @@ class MessageHandler:
         """By a thread: reading the processes of the node may take some milliseconds."""
         try:
             found = takers(self.node)
-        except MonitorError as error:  # the worker's thread would end with it
+        except (MonitorError, OSError) as error:  # the worker's thread would end with it
             self.log.warning("what takes the memory is not known", problem=str(error))
             return
         if self.node.braked is not None or not self.node.takers:

@@ -123,7 +123,7 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
     heard = Heard(node)
     at, system = cgroup_id(node.parent / "elsewhere"), cgroup_id(node / "system")
     with monkeypatch.context() as patch:
-        patch.setattr(cgroupfs, "descendants", lambda _: pytest.fail("the tree was searched"))
+        patch.setattr(cgroupfs, "below", lambda _: pytest.fail("the tree was searched"))
         heard.event_builder.handle(marked(at, at, domain=None))
         heard.event_builder.handle(marked(0, at, domain=None, kind="reclaim"))
     assert heard.events[1:] == []

@@ -93,7 +93,7 @@ class Stand:
     def thaw(self) -> None:
         """Whatever a brake has frozen."""
         if self.freezer is not None and not V2:
-            for path in (self.freezer, *cgroupfs.descendants(self.freezer)):
+            for path in (self.freezer, *cgroupfs.below(self.freezer)):
                 (path / "freezer.state").write_text("THAWED")
         elif V2:
             (self.pod / "cgroup.freeze").write_text("0")
@@ -114,7 +114,7 @@ class Stand:
 
     def oom_kills(self) -> int:
         """Of the node, the pod and what is below it."""
-        return sum(cgroupfs.oom_kills(HIERARCHY, path) or 0 for path in (self.node, *cgroupfs.descendants(self.node)))
+        return sum(cgroupfs.oom_kills(HIERARCHY, path) or 0 for path in (self.node, *cgroupfs.below(self.node)))
 
 
 def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[Undone]:

@@ -157,14 +157,14 @@ def test_a_vanished_cgroup_is_reported_gone(v2: Hierarchy) -> None:
         with pytest.raises(cgroupfs.CgroupGone, match="gone"):
             read(gone)
     assert cgroup_procs.processes(gone) == []
-    assert cgroupfs.descendants(gone) == []
+    assert list(cgroupfs.below(gone)) == []
 
 
 def test_cgroups_nested_beyond_the_length_of_a_path_are_left_out(
     v2: Hierarchy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with nested(v2.root):
-        found = cgroupfs.descendants(v2.root)
+        found = list(cgroupfs.below(v2.root))
         assert len(found) > 10
         for path in found:
             with pytest.raises(FileNotFoundError):
