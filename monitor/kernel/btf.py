@@ -209,8 +209,8 @@ class Btf:
         return elements
 
     def enum(self, member: str) -> int | None:
-        """Value of the enumerator ``member`` in whichever enum has it (the first); None if this kernel has none. (No
-        enum that is asked for has values below 0, or of 64 bits.)
+        """Value of the enumerator ``member`` in whichever enum has it (the first); None if this kernel has none. (The
+        programs need none of an enum with values below 0, or of 64 bits.)
         """
         for word in self._mentions(member):
             number = self._owner(word)

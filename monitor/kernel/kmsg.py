@@ -26,7 +26,7 @@ from monitor.kernel.wire import SI_KERNEL, OomEvent, printable
 _KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory)[^:]*: Killed process (\d+) \((.*)\)")
 _CONSTRAINT = re.compile(
     # To the very end, because a task is called as it likes: "x,pid=1,uid=0" is a name.
-    r"oom-kill:constraint=(\w+),.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*,pid=(\d+),uid=\d+$"
+    r"oom-kill:constraint=\w+,.*?(?:oom_memcg=(.*?),)?(?:global_oom,)?task_memcg=(.*?),task=.*,pid=(\d+),uid=\d+$"
 )
 #: With the order of the allocation; -1 where SysRq f called the OOM killer (is_sysrq_oom, mm/oom_kill.c).
 _INVOKED = re.compile(r"(.*) invoked oom-killer: (?:.*, order=(-?\d+))?")
@@ -57,32 +57,6 @@ _GROUP_NS = 1_000_000_000
 _AGAIN_NS = 5_000_000_000
 
 
-class Killed(NamedTuple):
-    """A process was killed: the line that is never rate limited. ``ts_ns``: the log's own clock (sched_clock)."""
-
-    ts_ns: int
-    pid: int
-    comm: str
-    in_memcg: bool
-    text: str
-
-
-class Constraint(NamedTuple):
-    """Why, and in which cgroups (paths below the hierarchy's root; ``oom_memcg`` None: the machine)."""
-
-    constraint: str
-    oom_memcg: str | None
-    task_memcg: str
-    pid: int
-
-
-class Invoked(NamedTuple):
-    """The first line of the report of a kill, before its `Constraint`. ``by_hand``: SysRq f asked for a kill."""
-
-    comm: str
-    by_hand: bool
-
-
 def line_of(record: bytes) -> tuple[int, str]:
     """Time (ns, by the log's own clock) and text of a record of /dev/kmsg; no text unless the kernel wrote it. The low
     bits of the first field are the level, the rest the facility, of which 0 is the kernel's alone: any process may
@@ -93,30 +67,6 @@ def line_of(record: bytes) -> tuple[int, str]:
     if len(fields) < 3 or not (fields[0].isdecimal() and fields[2].isdecimal()) or int(fields[0]) >> 3:
         return 0, ""
     return int(fields[2]) * 1000, rest.split("\n", 1)[0]
-
-
-def parse(record: bytes) -> Killed | Constraint | Invoked | None:
-    """One record of /dev/kmsg; None if it is not about an OOM kill."""
-    return _parsed(*line_of(record))
-
-
-def _parsed(ts_ns: int, text: str) -> Killed | Constraint | Invoked | None:
-    # A cgroup's name is free text: ",task_memcg=/another" within a name makes the line name two.
-    if text.count("oom_memcg=") > 1 or text.count("task_memcg=") > 1:
-        return None
-    if found := _KILLED.match(text):
-        return Killed(ts_ns, int(found[2]), printable(_bytes(found[3])), found[1].startswith("Memory"), text)
-    if found := _CONSTRAINT.match(text):
-        oom_memcg = None if found[2] is None else path_of(found[2])
-        return Constraint(found[1], oom_memcg, path_of(found[3]), int(found[4]))
-    if found := _INVOKED.match(text):
-        return Invoked(printable(_bytes(found[1])), found[2] == "-1")
-    return None
-
-
-def path_of(logged: str) -> str:
-    """The path of a cgroup as the file system has it, from the log's text: each cgroup has a path of its own there."""
-    return os.fsdecode(_bytes(logged))
 
 
 def _bytes(logged: str) -> bytes:
@@ -160,30 +110,35 @@ class Kmsg:
                 return
             yield record
 
-    def read(self) -> list[Killed | Constraint | Invoked]:
-        """What was written since the last time about OOM kills. Raises MonitorError."""
-        return [line for record in self.records() if record is not None and (line := parse(record))]
-
     def close(self) -> None:
         os.close(self._fd)
 
 
 @dataclass(slots=True)
 class _Report:
-    """The lines so far of the kill that is being reported."""
+    """The lines so far of the kill that is being reported. ``pid``: of the victim, 0 until the line about its cgroup,
+    ``task``; ``limited``: the cgroup whose limit was hit, None for the machine.
+    """
 
     invoker_pid: int = 0
     invoker_comm: str = ""
+    by_hand: bool = False
     usage: int = 0
     limit: int = 0
-    constraint: Constraint | None = None
+    pid: int = 0
+    task: Path | None = None
+    limited: Path | None = None
 
 
 class LoggedKill(NamedTuple):
-    """A kill, and the victim's cgroup directory (None: not known)."""
+    """A kill, and the victim's cgroup directory (None: not known). ``text``: the line that is never rate limited.
+    ``by_hand``: SysRq f asked for it.
+    """
 
     event: OomEvent
     victim_path: Path | None
+    text: str = ""
+    by_hand: bool = False
 
 
 class OomLog:
@@ -200,13 +155,16 @@ class OomLog:
     def feed(self, record: bytes) -> LoggedKill | None:
         """Take in one record of /dev/kmsg; the kill when it is complete."""
         ts_ns, text = line_of(record)
-        line = _parsed(ts_ns, text)
-        if isinstance(line, Killed):
-            return self._killed(line)
-        if isinstance(line, Constraint):
-            self._report.constraint = line
-        elif isinstance(line, Invoked):
-            self._report = _Report(invoker_comm=line.comm)
+        if found := _KILLED.match(text):
+            return self._killed(ts_ns, found)
+        if found := _CONSTRAINT.match(text):
+            # A cgroup's name is free text: ",task_memcg=/another" within a name makes the line name two.
+            if text.count("oom_memcg=") <= 1 and text.count("task_memcg=") <= 1:
+                limited, task, pid = found.groups()
+                self._report.limited = None if limited is None else self._path(limited)
+                self._report.task, self._report.pid = self._path(task), int(pid)
+        elif found := _INVOKED.match(text):
+            self._report = _Report(invoker_comm=printable(_bytes(found[1])), by_hand=found[2] == "-1")
         elif found := _WHERE.match(text):
             if self._report.invoker_comm and not self._report.invoker_pid:
                 self._report.invoker_pid = int(found[1])
@@ -215,41 +173,59 @@ class OomLog:
         elif _NOBODY.match(text):
             self.forget()
         elif found := _GROUP.match(text):
-            self._group = self._hierarchy.root / path_of(found[1]).lstrip("/"), ts_ns
+            self._group = self._path(found[1]), ts_ns
         return None
 
     def forget(self) -> None:
         """No process was killed in the end, or lines were lost: no later kill belongs to the lines so far."""
         self._report, self._group = _Report(), None
 
-    def _killed(self, line: Killed) -> LoggedKill | None:
-        self._victims = {pid: at for pid, at in self._victims.items() if line.ts_ns - at < _AGAIN_NS}
-        if line.pid in self._victims:
+    def _killed(self, ts_ns: int, line: re.Match[str]) -> LoggedKill | None:
+        pid = int(line[2])
+        self._victims = {known: at for known, at in self._victims.items() if ts_ns - at < _AGAIN_NS}
+        if pid in self._victims:
             return None
-        self._victims[line.pid] = line.ts_ns
-        report, task, limit = self._reported(line)
-        victim, at = self._id(task), self._id(limit)
-        found = _HELD.search(line.text)
+        self._victims[pid] = ts_ns
+        report = self._report
+        # Killed with its group, or the line was left out: it may still be there.
+        task = report.task if report.pid == pid else self._now_in(pid)
+        if self._is_member(ts_ns, task):
+            report = self._last
+        else:
+            if report.pid not in (0, pid):  # a report that came to nothing
+                report = _Report()
+            # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
+            self.forget()
+            self._last = report
+        return LoggedKill(self._event(report, task, pid, line), task, line.string, report.by_hand)
+
+    def _event(self, report: _Report, task: Path | None, pid: int, line: re.Match[str]) -> OomEvent:
+        in_memcg = line[1].startswith("Memory")
+        victim, at = self._id(task), self._id(report.limited if in_memcg else None)
+        invoker_in = victim if report.invoker_pid == pid else 0
+        if report.invoker_pid and not invoker_in:
+            invoker_in = self._id(self._now_in(report.invoker_pid))
+        found = _HELD.search(line.string)
         held: dict[str, Any] = {}
         for name, n in found.groupdict("0").items() if found else ():
             held[name] = int(n) * (1 if name in _NO_SIZES else _KIB)
         known = {
             "victim_cgroup": victim,
-            "oom": at or not line.in_memcg,  # whose limit it was
+            "oom": at or not in_memcg,  # whose limit it was
             "invoker": report.invoker_pid,
             "rss": held,
         }
-        event = OomEvent(
+        return OomEvent(
             kind="mark",
             ts_ns=time.monotonic_ns(),
-            victim_pid=line.pid,
-            victim_tid=line.pid,
-            victim_comm=line.comm,
+            victim_pid=pid,
+            victim_tid=pid,
+            victim_comm=printable(_bytes(line[3])),
             victim_cgroup=victim,
             invoker_pid=report.invoker_pid,
             invoker_tid=report.invoker_pid,
             invoker_comm=report.invoker_comm,
-            invoker_cgroup=self._of_process(report.invoker_pid, victim if report.invoker_pid == line.pid else 0),
+            invoker_cgroup=invoker_in,
             oom_cgroup=at,
             oom_usage=report.usage,
             oom_limit=report.limit,
@@ -257,40 +233,17 @@ class OomLog:
             missing=(*NEVER_LOGGED, *(name for name, there in known.items() if not there)),
             **held,
         )
-        return LoggedKill(event, task)
 
-    def _reported(self, line: Killed) -> tuple[_Report, Path | None, Path | None]:
-        """The report that a kill belongs to; the cgroups of the victim and of the limit that was hit."""
-        report = self._report
-        task, limit = self._cgroups(line, report.constraint)
-        if self._is_member(line, task):
-            return self._last, *self._cgroups(line, self._last.constraint)
-        if report.constraint is not None and report.constraint.pid != line.pid:  # a report that came to nothing
-            report = _Report()
-            task, limit = self._cgroups(line, None)
-        # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
-        self.forget()
-        self._last = report
-        return report, task, limit
-
-    def _is_member(self, line: Killed, task: Path | None) -> bool:
+    def _is_member(self, ts_ns: int, task: Path | None) -> bool:
         """Whether this is one of the group that the last kill was extended to."""
         if self._group is None or self._report.invoker_comm:
             return False
         group, since_ns = self._group
-        return line.ts_ns - since_ns <= _GROUP_NS and (task is None or task.is_relative_to(group))
+        return ts_ns - since_ns <= _GROUP_NS and (task is None or task.is_relative_to(group))
 
-    def _cgroups(self, line: Killed, constraint: Constraint | None) -> tuple[Path | None, Path | None]:
-        """The cgroups of the victim and of the limit that was hit."""
-        root, limit = self._hierarchy.root, None
-        if constraint is not None and constraint.oom_memcg is not None and line.in_memcg:
-            limit = root / constraint.oom_memcg.lstrip("/")
-        if constraint is not None and constraint.pid == line.pid:
-            return root / constraint.task_memcg.lstrip("/"), limit
-        return self._now_in(line.pid), limit  # killed with its group, or the line was left out: it may still be there
-
-    def _of_process(self, pid: int, known: int) -> int:
-        return known if known or not pid else self._id(self._now_in(pid))
+    def _path(self, logged: str) -> Path:
+        """A cgroup's directory, from its path in the log."""
+        return self._hierarchy.root / os.fsdecode(_bytes(logged)).lstrip("/")
 
     def _now_in(self, pid: int) -> Path | None:
         try:
@@ -303,5 +256,5 @@ class OomLog:
     def _id(path: Path | None) -> int:
         try:
             return 0 if path is None else cgroupfs.cgroup_id(path)
-        except cgroupfs.CgroupGone:
+        except MonitorError:
             return 0

@@ -204,9 +204,8 @@ RUNTIMES = frozenset(
 #: systemd kills what is left in a unit (a pod's scope) that is stopped; of that name, only process 1 is believed.
 INIT = ("systemd", 1)
 
-#: Confirmations of a kill: the kernel's log of it, of its cgroup (earlier releases), and that SysRq f asked for it; any
-#: other is the counter of the victim's cgroup.
-KMSG, KMSG_PLACE, KMSG_BY_HAND = "kmsg", "kmsg oom-kill", "kmsg sysrq"
+#: Confirmations of a kill: the kernel's log of it, and that SysRq f asked for it. Any other is of earlier releases.
+KMSG, KMSG_BY_HAND = "kmsg", "kmsg sysrq"
 
 #: What the cgroup is whose limit was hit. "global": the machine ran out. "node": the cgroup that is the node.
 #: "pods": one that holds pods and is neither of these: of a QoS class, or between the node and kubepods. "outside": a
@@ -296,7 +295,7 @@ class Exit(Timed):
 
 @dataclass(frozen=True, slots=True)
 class Checked(Timed):
-    """Another source (memory.events, memory.oom_control, kmsg) agrees about a kill, or not."""
+    """The kernel's log confirms a kill. (In earlier releases also another source, which agreed or not.)"""
 
     source: str
     victim_pid: int | None

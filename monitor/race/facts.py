@@ -42,20 +42,18 @@ class Facts:
     met, else the first soft one; `crossed_ns` its time (also known from a decision alone). `usage` are (time, bytes) of
     the domain. `kubelets_line`: the first crossing, before the first kill, of a line that only a kubelet would have;
     `only_kubelets`: it is the only one, and no pod was evicted. `rate`: its growth in bytes/s then, None if not known
-    or not growing. `exiting`: marks that killed no process; `denied`: those of them that both the victim's counter and
-    the kernel's log deny. `stalls`: reports of a pod that stalls, and of its end.
+    or not growing. `exiting`: marks that killed no process. `stalls`: reports of a pod that stalls, and of its end.
     """
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
         events = episode.events
-        marks, unproven = _marks(events), _denied(events)
-        every = _first_of_each([m for m in marks if not m.exiting and m.victim_pid not in unproven])
+        marks = _marks(events)
+        every = _first_of_each([m for m in marks if not m.exiting])
         self.kills = [m for m in every if m.scope != ev.BY_HAND] or every  # one by hand is no part of a race beside it
         killed = {m.victim_pid for m in every}
         self.exiting = [m for m in _first_of_each(marks) if m.victim_pid not in killed]
-        self.denied = [m for m in self.exiting if m.victim_pid in unproven]
-        self.user_kills = _user_kills(events, unproven)
+        self.user_kills = _user_kills(events)
         self.evictions = sorted(
             (*recorded_evictions(events), *by_kubelet(events)), key=lambda eviction: eviction.decision.ts_ns
         )
@@ -171,17 +169,6 @@ def _first_of_each(marks: Iterable[ev.Mark]) -> list[ev.Mark]:
     return list(found.values())
 
 
-def _denied(events: Iterable[ev.Event]) -> frozenset[int]:
-    """Pids of victims whose kill both the kernel's log and the victim's own counter deny, and nothing confirms."""
-    checks: dict[int, set[tuple[bool, bool]]] = {}
-    for event in events:
-        if not isinstance(event, ev.Checked) or event.source in (ev.KMSG_PLACE, ev.KMSG_BY_HAND):
-            continue
-        if event.victim_pid is not None:
-            checks.setdefault(event.victim_pid, set()).add((event.source == ev.KMSG, event.agrees))
-    return frozenset([pid for pid, answers in checks.items() if answers == {(True, False), (False, False)}])
-
-
 def _crossing(events: Sequence[ev.Event], at_ns: int, domain: str | None) -> tuple[ev.Crossing | None, int | None]:
     """What had been crossed at ``at_ns`` and was not clear again, and when; of one domain, or (None) of any."""
     mine = [e for e in events if domain is None or getattr(e, "domain", domain) == domain]
@@ -244,7 +231,7 @@ def _limit(kills: Sequence[ev.Mark], threshold: ev.Watched | None, crossing: ev.
     return crossing.capacity if crossing is not None else None
 
 
-def _user_kills(events: Sequence[ev.Event], denied: frozenset[int]) -> list[ev.Kill]:
+def _user_kills(events: Sequence[ev.Event]) -> list[ev.Kill]:
     """SIGKILLs to pods by neither the kernel nor an eviction, nor in the wake of an OOM kill in the same pod."""
     # When a kubelet decided is known to the second at best, so its kills may seem to come first.
     leaving: set[str | None] = {
@@ -256,7 +243,7 @@ def _user_kills(events: Sequence[ev.Event], denied: frozenset[int]) -> list[ev.K
             if not event.observed:
                 leaving.add(event.pod)
         elif isinstance(event, ev.Mark):
-            if not event.exiting and event.victim_pid not in denied:
+            if not event.exiting:
                 leaving.add(event.pod)
         elif isinstance(event, ev.Kill) and event.by_user and event.pod not in leaving:
             found.append(event)

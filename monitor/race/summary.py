@@ -148,8 +148,6 @@ def _relieved(f: Facts, basis: RecordedEviction | None, margin_bytes: int | None
 def _uncrossed(f: Facts, holds: bool) -> str:
     if f.user_kills:
         return "No OOM kill: it only looks like one"
-    if f.denied:
-        return "No OOM kill: it was announced, but no other source confirms it"
     if not f.exiting and holds:
         return "Relieved: growth was held before the threshold was met"
     return "No OOM kill: the OOM killer found a victim that was ending already"
@@ -235,11 +233,5 @@ def _by_signals(f: Facts) -> Iterator[str]:
         others = f", and {len(f.user_kills) - 1} more SIGKILLs" if len(f.user_kills) > 1 else ""
         who = kill.pod_name or kill.pod
         yield f"{who} ({kill.victim_comm}, pid {kill.victim_pid}) got SIGKILL from {sender}{others}"
-    for mark in f.denied[:1]:
-        yield (
-            f"{mark.victim_comm} (pid {mark.victim_pid}) was marked, but both the kernel's log and the counter of its "
-            "cgroup deny a kill"
-        )
-    ending = next((m for m in f.exiting if m not in f.denied), None)
-    if ending is not None:
+    for ending in f.exiting[:1]:
         yield f"{ending.victim_comm} (pid {ending.victim_pid}) was marked, but ending already"

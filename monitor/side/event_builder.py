@@ -168,8 +168,7 @@ class EventBuilder:
     """Turns messages into events, feeds them to the reducer, and hands episodes to ``on_episode(episode, final)``:
     when a process was killed (the episode may last, but an alert cannot wait), and when they are over.
 
-    ``has_log``: the kernel's log is read. ``recorder`` records what goes in, and the reducer's state where it wants
-    that.
+    ``recorder`` records what goes in, and the reducer's state where it wants that.
     """
 
     node: NodeState
@@ -177,7 +176,6 @@ class EventBuilder:
     holds: Holds
     log: Log
     on_episode: Callable[[Episode, bool], None]
-    has_log: bool
     recorder: Recorder | None = None
     now: Callable[[], int] = time.monotonic_ns
 
@@ -188,7 +186,7 @@ class EventBuilder:
         self._names = CgroupNames(node.hierarchy, node.node_path)
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
-        self.confirmation = KillConfirmation(node.hierarchy, self.has_log, self.feed)
+        self.confirmation = KillConfirmation(self.feed)
         self._oom_events = OomEvents(node, self._names, self.confirmation, self.feed, self._is_pressed)
         self._hold_ration = HoldRation()
         self._sampler = Sampler(node.hierarchy, self.figures, self._names, self.feed)

@@ -1,21 +1,17 @@
 """From the records of an OOM kill (reclaim, mark, SIGKILL, exit) to the events of a race.
 
-Two other sources confirm a kill: the kernel's log, and the count of the victim's own cgroup. Neither decides anything;
-an incident shows where one disagrees with the record.
+The kernel's log confirms a kill. It decides nothing, but says which kill SysRq f asked for.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from monitor.kernel import cgroup_procs, cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Invoked, Killed
+from monitor.kernel import cgroup_procs
+from monitor.kernel.kmsg import LoggedKill
 from monitor.kernel.wire import OomEvent
 from monitor.policy.ranking import Candidate
 from monitor.race.events import (
@@ -36,84 +32,44 @@ from monitor.race.events import (
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.node_state import NodeState
 
-#: How long a kill's lines are expected in the kernel's log.
+#: How long a kill's line in the kernel's log and its mark wait for each other.
 LOGGED_NS = 1_000_000_000
-#: The count of the victim's cgroup is read after this long.
-COUNTED_NS = 100_000_000
-#: Most cgroups whose kills are counted here; the oldest are forgotten.
-_CGROUPS = 4096
 
 
 @dataclass(eq=False)
 class KillConfirmation:
-    """Feeds a `Checked` for every kill, from each source there is. ``has_log``: the kernel's log can be read."""
+    """Feeds a `Checked` for every kill that the kernel's log has, before or after its mark."""
 
-    hierarchy: Hierarchy
-    has_log: bool
     feed: Callable[[Checked], None]
 
     def __post_init__(self) -> None:
-        self._awaited: dict[int, Mark] = {}  # by pid of a victim; not in the log yet
-        # pid -> when the log had its end, its text, and whether SysRq f asked for it; no mark yet
-        self._logged: dict[int, tuple[int, str, bool]] = {}
-        self._by_hand = False  # the report that the log is in; the kernel writes one after the other (oom_lock)
-        self._uncounted: dict[int, tuple[Mark, int]] = {}  # by pid; with the cgroup's id
-        self._kills: Counter[int] = Counter()  # seen, by cgroup id: a cgroup made anew begins at 0
+        self._awaited: dict[int, int] = {}  # pid of a victim -> its mark's time; not in the log yet
+        self._logged: dict[int, LoggedKill] = {}  # no mark yet
 
-    def marked(self, mark: Mark, cgroup_id: int) -> None:
-        """The OOM killer chose a process of this cgroup; its mark was fed before."""
-        pid = mark.victim_pid
-        if self.has_log:
-            self._awaited[pid] = mark
-            self._match(pid)
-        if len(self._kills) >= _CGROUPS:
-            self._kills.clear()
-        self._kills[cgroup_id] += 1
-        self._uncounted[pid] = mark, cgroup_id
+    def marked(self, mark: Mark) -> None:
+        """The OOM killer chose a process; its mark was fed before."""
+        self._awaited[mark.victim_pid] = mark.ts_ns
+        self._match(mark.victim_pid)
 
-    def read(self, lines: Iterable[object]) -> None:
-        """Lines of the kernel's log about kills. They may come before or after the mark they are about."""
-        now = time.monotonic_ns()
-        for line in lines:
-            if isinstance(line, Invoked):
-                self._by_hand = line.by_hand
-            elif isinstance(line, Killed):
-                self._logged[line.pid] = (now, line.text[:200], self._by_hand)
-                self._by_hand = False  # the kernel leaves out headers, ten in 5 s: a later kill may have none
-                self._match(line.pid)
+    def logged(self, kill: LoggedKill) -> None:
+        self._logged[kill.event.victim_pid] = kill
+        self._match(kill.event.victim_pid)
 
     def turn(self, now_ns: int) -> None:
-        for pid, (mark, cgroup_id) in list(self._uncounted.items()):
-            if now_ns - mark.ts_ns >= COUNTED_NS:
-                del self._uncounted[pid]
-                self._count(mark, cgroup_id, now_ns)
-        for pid, mark in list(self._awaited.items()):
-            if now_ns - mark.ts_ns > LOGGED_NS:
-                del self._awaited[pid]
-                self.feed(Checked(now_ns, KMSG, pid, False, "the kernel's log has no line about this kill"))
-        self._logged = {pid: one for pid, one in self._logged.items() if now_ns - one[0] <= LOGGED_NS}
+        """Forget what has no other half."""
+        since_ns = now_ns - LOGGED_NS
+        self._awaited = {pid: at for pid, at in self._awaited.items() if at >= since_ns}
+        self._logged = {pid: kill for pid, kill in self._logged.items() if kill.event.ts_ns >= since_ns}
 
     def _match(self, pid: int) -> None:
         if pid not in self._awaited or pid not in self._logged:
             return
         del self._awaited[pid]
-        at, text, by_hand = self._logged.pop(pid)
-        self.feed(Checked(at, KMSG, pid, True, text))
-        if by_hand:
-            self.feed(Checked(at, KMSG_BY_HAND, pid, True, "SysRq f asked for this kill (order=-1)"))
-
-    def _count(self, mark: Mark, cgroup_id: int, now_ns: int) -> None:
-        """Not where the cgroup is gone, is another one by now, or does not count kills. It counts those from before it
-        was watched, too.
-        """
-        directory = self.hierarchy.root / mark.memcg.lstrip("/")
-        with suppress(cgroupfs.CgroupGone):
-            counted = cgroupfs.oom_kills(self.hierarchy, directory)
-            if counted is not None and cgroupfs.cgroup_id(directory) == cgroup_id:
-                source = "memory.oom_control" if self.hierarchy.version == 1 else "memory.events"
-                seen = self._kills[cgroup_id]
-                detail = f"{mark.memcg} counts {counted} OOM kills, {seen} were seen"
-                self.feed(Checked(now_ns, source, mark.victim_pid, counted >= seen, detail))
+        kill = self._logged.pop(pid)
+        self.feed(Checked(kill.event.ts_ns, KMSG, pid, True, kill.text[:200]))
+        if kill.by_hand:
+            detail = "SysRq f asked for this kill (order=-1)"
+            self.feed(Checked(kill.event.ts_ns, KMSG_BY_HAND, pid, True, detail))
 
 
 _Kind = TypeVar("_Kind", bound=Timed)
@@ -234,7 +190,7 @@ class OomEvents:
         )
         self.feed(mark)
         if not event.exiting and not event.while_away:  # no daemon read the log then
-            self.confirmation.marked(mark, event.victim_cgroup)
+            self.confirmation.marked(mark)
 
     def _is_group(self, victim: NamedCgroup) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""

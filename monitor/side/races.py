@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
-from monitor.kernel.kmsg import Kmsg
+from monitor.kernel.kmsg import Kmsg, OomLog
 from monitor.link.messages import (
     Decision,
     Gone,
@@ -63,13 +63,14 @@ class Races:
         self.alerts = AlertSender(config.alertmanagers, log)
         self.judge = Judge(config, log, self.on_incident)
         self._kmsg: Kmsg | None = None
+        self._oom_log = OomLog(self.node.hierarchy)
         try:
             self._kmsg = Kmsg()
         except MonitorError as error:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
-        calls = self.judge.submit, self._kmsg is not None, self.recorder
-        self.event_builder = EventBuilder(self.node, self.figures, self.holds, log, *calls)
+        about = self.node, self.figures, self.holds, log
+        self.event_builder = EventBuilder(*about, self.judge.submit, self.recorder)
         units = Units(log) if config.pods == SERVICES else None
         self.stalls = Stalls(self.node, self.figures, log, self.inbox.report, self.send, self._order, units=units)
         self._victims, self._look_due_s = Worker("victims", 1), 0.0
@@ -118,7 +119,11 @@ class Races:
         """Read the kernel's log. After an error it is not read any more."""
         assert self._kmsg is not None
         try:
-            self.event_builder.confirmation.read(self._kmsg.read())
+            for record in self._kmsg.records():
+                if record is None:
+                    self._oom_log.forget()
+                elif (kill := self._oom_log.feed(record)) is not None:
+                    self.event_builder.confirmation.logged(kill)
         except MonitorError as error:
             self.log.error(str(error))
             self._kmsg.close()

@@ -78,7 +78,7 @@ class Heard:
         holds: Any = SimpleNamespace(evicted=lambda *what: self.passed_on.append(what))
         log: Any = SimpleNamespace(info=lambda *_, **__: None)
         recorder: Any = SimpleNamespace(event=self.events.append, state_wanted=False)
-        about = holds, log, lambda e, final: self.episodes.append((e, final)), False, recorder
+        about = holds, log, lambda e, final: self.episodes.append((e, final)), recorder
         self.event_builder = EventBuilder(view, figures, *about, now=now)
 
     def of(self, kind: type[Event]) -> list[Any]:

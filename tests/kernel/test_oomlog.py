@@ -10,7 +10,7 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.kmsg import Constraint, Invoked, Killed, Kmsg, LoggedKill, OomLog, parse
+from monitor.kernel.kmsg import Kmsg, LoggedKill, OomLog
 from tests import live
 
 MIB = live.MIB
@@ -18,13 +18,18 @@ MIB = live.MIB
 
 MEMCG = b"6,54374,133,-;oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
 NONE = b"6,1,99,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,"
+#: No process has this number.
+PID = 5_000_000
+ROOT = Path("/sys/fs/cgroup")
 
 
-def test_the_lines_of_a_kill_of_the_machine() -> None:
-    found = parse(NONE + b"task_memcg=/user.slice,task=x,pid=12,uid=0\n")
-    assert found == Constraint("CONSTRAINT_NONE", None, "/user.slice", 12)
-    killed = parse(b"3,2,100,-;Out of memory: Killed process 12 (x) total-vm:1kB, anon-rss:1kB\n")
-    assert (killed.ts_ns, killed.in_memcg) == (100_000, False)
+def of_two(report: bytes, name: bytes = b"x", invoked: bytes = b"") -> LoggedKill | None:
+    """The kill by a report, which may be lacking, and the line that is never left out."""
+    line = b"3,1,2,-;Memory cgroup out of memory: Killed process %d (%b) total-vm:276796kB, anon-rss:1kB\n" % (
+        PID,
+        name,
+    )
+    return fed(Hierarchy(2, ROOT), invoked, report).feed(line)
 
 
 @pytest.mark.parametrize(
@@ -38,8 +43,10 @@ def test_the_lines_of_a_kill_of_the_machine() -> None:
 )
 def test_which_kills_were_asked_for_by_hand(name: bytes, order: bytes, by_hand: bool) -> None:
     line = b" invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL|__GFP_ZERO), order=" + order + b", oom_score_adj=-999\n"
-    assert parse(b"4,1,7,-;" + name + line) == Invoked(name.decode(), by_hand)
-    assert parse(b"12,1,7,-;" + name + line) is None  # a program wrote it
+    found = of_two(b"", invoked=b"4,1,7,-;" + name + line)
+    assert (found.event.invoker_comm, found.by_hand) == (name.decode(), by_hand)
+    found = of_two(b"", invoked=b"12,1,7,-;" + name + line)  # a program wrote it
+    assert (found.event.invoker_comm, found.by_hand) == ("", False)
 
 
 @pytest.mark.parametrize(
@@ -47,11 +54,9 @@ def test_which_kills_were_asked_for_by_hand(name: bytes, order: bytes, by_hand: 
 )
 def test_a_task_that_is_called_like_the_rest_of_the_line(name: bytes) -> None:
     assert len(name) <= 15
-    found = parse(MEMCG + b"oom_memcg=/a,task_memcg=/a/b,task=" + name + b",pid=7209,uid=1000\n SUBSYSTEM=x\n")
-    assert (found.constraint, found.oom_memcg, found.pid) == ("CONSTRAINT_MEMCG", "/a", 7209)
-    line = b"3,1,2,-;Memory cgroup out of memory: Killed process 7209 (" + name + b") total-vm:276796kB, anon-rss:1kB\n"
-    killed = parse(line)
-    assert (killed.pid, killed.comm, killed.in_memcg) == (7209, name.decode(), True)
+    report = b"oom_memcg=/a,task_memcg=/a/b,task=%b,pid=%d,uid=1000\n SUBSYSTEM=x\n" % (name, PID)
+    found = of_two(MEMCG + report, name)
+    assert (found.victim_path, found.event.victim_pid, found.event.victim_comm) == (ROOT / "a/b", PID, name.decode())
 
 
 @pytest.mark.parametrize(
@@ -66,8 +71,8 @@ def test_a_task_that_is_called_like_the_rest_of_the_line(name: bytes) -> None:
         b"\xff\xfe;\xff",
     ],
 )
-def test_anything_else_is_not_believed(record: bytes) -> None:
-    assert parse(record) is None
+def test_anything_else_is_not_believed(tree: Hierarchy, record: bytes) -> None:
+    assert OomLog(tree).feed(record) is None
 
 
 def test_a_log_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
@@ -77,19 +82,18 @@ def test_a_log_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
 
 def test_the_logs_escapes_are_the_bytes_that_they_stand_for() -> None:
     """`a<ESC>` is not the cgroup whose name has a backslash, an x, a 1 and a b; the log has that as `a\\x5cx1b`."""
-    paths = {}
+    paths = []
     for logged in (rb"\x1b", rb"\x5cx1b", rb"\xff", rb"\xc3\xbf", rb"\x5cx2d"):
-        found = parse(MEMCG + b"oom_memcg=/u/a%b,task_memcg=/u/a%b,task=a,pid=7,uid=0\n" % (logged, logged))
-        assert found.oom_memcg == found.task_memcg
-        paths[logged] = os.fsencode(found.task_memcg)
-    assert list(paths.values()) == [b"/u/a\x1b", rb"/u/a\x1b", b"/u/a\xff", "/u/a\xff".encode(), rb"/u/a\x2d"]
-    killed = parse(rb"3,2,100,-;Out of memory: Killed process 12 (a\x5cb\xc3\xbc\x1b) total-vm:1kB")
-    assert killed.comm == "a\\bü\\x1b", "as /proc/PID/comm and the programs have it"
+        found = of_two(MEMCG + b"oom_memcg=/u/a%b,task_memcg=/u/a%b,task=a,pid=%d,uid=0\n" % (logged, logged, PID))
+        paths.append(os.fsencode(found.victim_path.relative_to(ROOT)))
+    assert paths == [b"u/a\x1b", rb"u/a\x1b", b"u/a\xff", "u/a\xff".encode(), rb"u/a\x2d"]
+    found = of_two(b"", rb"a\x5cb\xc3\xbc\x1b")
+    assert found.event.victim_comm == "a\\bü\\x1b", "as /proc/PID/comm and the programs have it"
 
 
 @pytest.mark.kernel
 def test_a_kill_is_of_the_cgroup_and_not_of_its_twin() -> None:
-    """As a line of the log, and put together with what else the kernel writes of it; not one from before."""
+    """Put together from what the kernel writes of it; not one from before."""
 
     def kill(puppet: live.Puppet) -> int:
         puppet.tell("anon(64)")
@@ -97,27 +101,23 @@ def test_a_kill_is_of_the_cgroup_and_not_of_its_twin() -> None:
         puppet.wait()
         return puppet.pid
 
-    def killed() -> tuple[Constraint, LoggedKill] | None:
-        """Another kill, and what is logged of it; None where the kernel has written 10 reports in 5 s already, also of
-        kills elsewhere.
-        """
-        with closing(Kmsg()) as log, closing(Kmsg()) as whole, live.Puppet(path) as puppet:
+    def killed() -> LoggedKill | None:
+        """Another kill; None where the kernel has written 10 reports in 5 s already, also of kills elsewhere."""
+        with closing(Kmsg()) as log, live.Puppet(path) as puppet:
             new = kill(puppet)
-            lines, records = list(log.read()), list(whole.records())
-        assert not any(isinstance(line, Killed | Constraint) and line.pid in old for line in lines)
-        old.append(new)
+            records = list(log.records())
         assembled = OomLog(cgroupfs.detect())
         kills = [one for record in records if record is not None and (one := assembled.feed(record)) is not None]
-        report = [line for line in lines if isinstance(line, Constraint) and line.pid == new]
-        found = [one for one in kills if one.event.victim_pid == new]
-        return (report[0], found[0]) if report and found else None
+        assert not any(one.event.victim_pid in old for one in kills)
+        old.append(new)
+        found = next((one for one in kills if one.event.victim_pid == new), None)
+        return found if found and found.event.oom_cgroup else None
 
     with live.cgroup("kmsg\x1b", 32 * MIB) as path, live.cgroup("kmsg\\x1b"):
         with live.Puppet(path) as puppet:
             old = [kill(puppet)]
-        report, found = live.until(killed, "a kill with a report")
-        relative = f"/{path.relative_to(cgroupfs.detect().root)}"
-        assert (report.oom_memcg, report.task_memcg) == (relative, relative)
+        found = live.until(killed, "a kill with a report")
+        assert found.victim_path == path
         assert found.event.victim_cgroup == found.event.oom_cgroup == cgroupfs.cgroup_id(path)
         assert found.event.oom_limit == 32 * MIB
         assert found.event.anon_rss > 10 * MIB
@@ -126,7 +126,8 @@ def test_a_kill_is_of_the_cgroup_and_not_of_its_twin() -> None:
 def test_a_cgroup_that_is_called_like_the_rest_of_the_line() -> None:
     """Of two places none is believed: the kill would be given to a pod that has nothing to do with it."""
     path = b"/pods/evil/x,task_memcg=/pods/other/c,task=y"
-    assert parse(MEMCG + b"oom_memcg=" + path + b",task_memcg=" + path + b",task=z,pid=7209,uid=0\n") is None
+    found = of_two(MEMCG + b"oom_memcg=%b,task_memcg=%b,task=z,pid=%d,uid=0\n" % (path, path, PID))
+    assert (found.victim_path, found.event.missing[:3]) == (None, ("reclaim", "victim_cgroup", "oom"))
 
 
 KIB = 1024

@@ -75,7 +75,7 @@ class Node:
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
         self.pods = PodSync(self.node, watch, self.ours, self.scores, self.log, lambda: None)
-        self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, ignored, False)
+        self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, ignored)
 
     def make_cgroup(self, path: Path) -> None:
         path.mkdir(parents=True)
