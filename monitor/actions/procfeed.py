@@ -52,13 +52,14 @@ class BpfFeed:
 
     def __init__(self, pins: Pins, scores: OomScores) -> None:
         from monitor.kernel.pins import PROCS, Ring
-        from monitor.kernel.wire import ProcEvent
+        from monitor.kernel.wire import PROC
 
-        def on_record(event: ProcEvent) -> None:
-            scores.on_process(event.pid, event.cgroup_id)
+        def on_record(event: tuple[int, ...]) -> None:
+            _when, cgroup_id, _kind, pid, *_ = event
+            scores.on_process(pid, cgroup_id)
 
         self._links: list[int] = []
-        self._ring = Ring(pins, "procs", on_record, ProcEvent.decode)
+        self._ring = Ring(pins, "procs", on_record, PROC.unpack_from)
         try:
             for name in PROCS:
                 self._links.append(pins.attach(name))

@@ -24,7 +24,7 @@ _OOM_FIELDS = (
     *("victim_comm", "invoker_comm"),
 )
 _IN_PAGES = _OOM_FIELDS[4:13]  # usage to swap
-#: struct proc_event
+#: struct proc_event: a process that appeared in a watched pod, by fork, by exec, or moved in.
 PROC = struct.Struct("=QQIIII")
 #: struct victim
 VICTIM = struct.Struct("=QQQQ")
@@ -35,7 +35,6 @@ CROSS, STEP, SIGNAL = 1, 2, 3
 OOM_MARK, OOM_KILL, OOM_EXIT, OOM_RECLAIM = 1, 2, 3, 4
 OOM_EXITING, OOM_MEMSW, OOM_BY_ITSELF = 1, 2, 4
 _OOM_KINDS = {OOM_MARK: "mark", OOM_KILL: "kill", OOM_EXIT: "exit", OOM_RECLAIM: "reclaim"}
-_PROC_KINDS = {1: "fork", 2: "exec", 3: "attach"}
 
 _RECORDS = ("cross", "step", "signal", "oom", "kill", "exit", "proc", "reclaim")
 #: enum count, in order
@@ -109,23 +108,6 @@ class OomEvent(NamedTuple):
         values["kind"] = "left" if flags & OOM_BY_ITSELF else kind
         values["domain"] = values["domain"] - 1 if values["domain"] else None
         return cls(**values, memsw=bool(flags & OOM_MEMSW), exiting=bool(flags & OOM_EXITING))
-
-
-class ProcEvent(NamedTuple):
-    """A process that appeared in a watched pod: ``fork``, ``exec`` or ``attach`` (moved in). ``cgroup_id`` is the
-    pod's.
-    """
-
-    kind: str
-    ts_ns: int
-    pid: int
-    cgroup_id: int
-
-    @classmethod
-    def decode(cls, data: bytes) -> ProcEvent:
-        """Raises struct.error (too short) or KeyError (unknown kind)."""
-        ts, cgroup_id, kind, tgid, _domain, _ = PROC.unpack_from(data)
-        return cls(_PROC_KINDS[kind], ts, tgid, cgroup_id)
 
 
 def _comm(raw: bytes) -> str:
