@@ -141,9 +141,8 @@ def test_the_doctors_json_is_the_contracts() -> None:
     assert set(plan) == {"rung", "rungs"}
     assert [rung["name"] for rung in plan["rungs"]] == ["memcg-tracepoint", "kprobe", "poll"]
     for rung in plan["rungs"]:
-        assert set(rung) == {"name", "ok", "detail", "remedy", "unseen_bytes", "unseen_ms"}
+        assert set(rung) == {"name", "ok", "detail", "remedy"}
         assert rung["ok"] or rung["remedy"], f"{rung['name']} fails without a remedy"
-        assert rung["unseen_bytes"] > 0
     assert plan["rung"] in {None, *(rung["name"] for rung in plan["rungs"] if rung["ok"])}
     assert done.returncode == (0 if plan["rung"] else 3)
 

@@ -17,7 +17,7 @@ import click
 
 from monitor.actions.ledger import HOT, noted, runs
 from monitor.cli.daemons import Daemon, choose_daemon, state_dir_option
-from monitor.cli.output import Columns, emit, format_bytes, output_option, table, table_lines
+from monitor.cli.output import Columns, emit, output_option, table, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.hold import pod_brake
 from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
@@ -25,7 +25,7 @@ from monitor.kernel.btf import VMLINUX, Btf, BtfError
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
 from monitor.kernel.pins import BPFFS
-from monitor.settings.config import STATE_DIR, fastest_fill
+from monitor.settings.config import STATE_DIR
 
 #: Capability numbers (linux/capability.h), and what is lost without each. The first two are needed to run at all.
 CAPABILITIES = {
@@ -278,24 +278,11 @@ def hook_plan(checks: list[Check], state_dir: Path) -> dict[str, Any]:
         offers = [Offer(offer.name, False, str(error), remedy) for offer in offers]
     able = not any(check.required and not check.ok for check in checks)
     taken = next((offer.name for offer in offers if offer.ok), None) if able else None
-    machine = fastest_fill(), os.cpu_count() or 1, meminfo.huge_page()
-    return {"rung": taken, "rungs": [_rung(offer, *machine) for offer in offers]}
+    return {"rung": taken, "rungs": [_rung(offer) for offer in offers]}
 
 
-def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
-    """``unseen_bytes`` can move, for ``unseen_ms``, before outrace knows, near a threshold of the machine."""
-    promised, detail = charging.promise(offer.name, *machine), offer.why
-    if offer.ok:
-        on_a_cgroup = charging.promise(offer.name, *machine, machine=False).unseen_bytes
-        detail += f"; with --node-cgroup {format_bytes(on_a_cgroup)}"
-    return {
-        "name": offer.name,
-        "ok": offer.ok,
-        "detail": detail,
-        "remedy": "" if offer.ok else offer.remedy,
-        "unseen_bytes": promised.unseen_bytes,
-        "unseen_ms": promised.unseen_ns / 1e6,
-    }
+def _rung(offer: Offer) -> dict[str, Any]:
+    return {"name": offer.name, "ok": offer.ok, "detail": offer.why, "remedy": "" if offer.ok else offer.remedy}
 
 
 @click.command()
@@ -304,8 +291,7 @@ def _rung(offer: Offer, *machine: int) -> dict[str, Any]:
 def doctor(state_dir: str | None, no_daemon: bool, output: str) -> int:
     """Show what this kernel and these privileges allow, each "no" with its remedy, and the daemon that runs here.
 
-    Hooks are those of `outrace run` with the same state directory, by default the running daemon's. Bounds count near
-    a threshold, with the machine as the node.
+    Hooks are those of `outrace run` with the same state directory, by default the running daemon's.
 
     Exit code 0 if the monitor can run here, 3 if it cannot.
     """
@@ -331,8 +317,6 @@ def _lines(checks: Sequence[Check], plan: Mapping[str, Any], daemon: Daemon | No
     columns: Columns = {
         "hooks": "name",
         "": lambda rung: "taken" if rung["name"] == plan["rung"] else "ok" if rung["ok"] else "no",
-        "unseen at most": lambda rung: format_bytes(rung["unseen_bytes"]) if rung["ok"] else None,
-        "for": lambda rung: f"{rung['unseen_ms']:g} ms" if rung["ok"] else None,
         "detail": lambda rung: rung["detail"] if rung["ok"] else f"{rung['detail']}: {rung['remedy']}",
     }
     yield from table(columns, plan["rungs"])

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from monitor.errors import CannotError
-from monitor.kernel import bounds, libbpf
-from monitor.kernel.bounds import Bound
+from monitor.kernel import libbpf
 from monitor.kernel.btf import Btf, BtfError
 from monitor.kernel.pins import FUNCTIONS, HOOKS, KPROBE, TRACEPOINT
 
@@ -163,16 +162,6 @@ def bpf_offers(
 def _seen(name: str, ready: bool) -> str:
     since = ", by programs that are pinned already" if ready else ""
     return f"{EVENTS[name]}, compared in the kernel{since}{'' if name == TRACEPOINT else _PARTIAL}"
-
-
-def promise(name: str, fill_rate: int, cpus: int, huge_page: int, *, machine: bool = True) -> Bound:
-    """What a rung can promise near a threshold, as the metrics have it (`sources/gauge.py`, `sources/poller.py`).
-
-    ``fill_rate``: bytes a second that can be taken at most. ``machine``: else a cgroup is the node.
-    """
-    if name in BPF_RUNGS:
-        return bounds.compared(fill_rate, cpus, huge_page, machine=machine, charges_only=name != TRACEPOINT)
-    return bounds.looked(fill_rate, cpus, bounds.floor_ns(bounds.TURN_NS), machine=machine)
 
 
 def failed(state_dir: Path) -> str:

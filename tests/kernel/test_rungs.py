@@ -1,7 +1,5 @@
 """The hook ladder as data: which rungs a machine offers, why not the others, and what each can promise."""
 
-import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,8 @@ import pytest
 
 from monitor.cli import doctor
 from monitor.errors import CannotError
-from monitor.kernel import bounds, cgroupfs, charging, meminfo
-from monitor.kernel.charging import BPF_RUNGS, NAMES, POLL, Offer, promise
+from monitor.kernel import bounds, cgroupfs, charging
+from monitor.kernel.charging import BPF_RUNGS, NAMES, Offer
 from monitor.kernel.wire import PAGE
 
 GIB = 1 << 30
@@ -51,42 +49,17 @@ def test_what_is_offered_and_best_first(
         assert bool(rung["remedy"]) != rung["ok"], f"{rung['name']}: a remedy for what is not there, and only for that"
 
 
-#: What a hook on charges promises less of than `poll`: things that are never charged, by docs/hooks.md.
-ON_CHARGES = BPF_RUNGS[1:]
-
-
-@pytest.mark.parametrize("whole", [True, False], ids=["machine", "cgroup"])
-@pytest.mark.parametrize("huge_page", [0, 2 << 20])
-@pytest.mark.parametrize("cpus", [1, 2, 8, 64])
-def test_a_lower_rung_never_promises_more(cpus: int, huge_page: int, whole: bool) -> None:
-    """Every pair that one machine can have, in bytes and in time."""
-    rate = min(6 * cpus, 96) * GIB  # monitor.settings.config.fastest_fill
-    for better, worse in itertools.combinations(NAMES, 2):
-        unseen, unseen_ns = promise(better, rate, cpus, huge_page, machine=whole)
-        less = promise(worse, rate, cpus, huge_page, machine=whole)
-        if better in ON_CHARGES and worse == POLL:
-            assert unseen_ns == bounds.PARTIAL_SWEEP_NS, "page cache that turns active, and nothing else"
-            unseen_ns = 0
-            unseen -= rate * bounds.SHARE * bounds.TURN_NS // 10**9 if whole else 0  # processes of the root cgroup
-        assert unseen <= less.unseen_bytes, (better, worse)
-        assert unseen_ns <= less.unseen_ns, (better, worse)
-
-
-def test_what_is_promised(plan: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_promised() -> None:
     two, wait = (RATE, 2, 0), bounds.SHARE * bounds.TURN_NS
     batches, lag = 2 * 64 * PAGE, 2 * 2 * 125 * PAGE  # the machine's counters lag by 125 pages, and two are summed
-    assert promise("memcg-tracepoint", *two, machine=False) == (batches, 0)
-    assert promise("memcg-tracepoint", RATE, 2, 2 << 20, machine=False) == (4 << 20, 0)
-    assert promise("memcg-tracepoint", *two) == (batches + lag, 0)
-    for name in ON_CHARGES:
-        assert promise(name, *two, machine=False) == (batches, 10**9)
-        assert promise(name, *two) == (batches + lag + 12 * GIB * wait // 10**9, 10**9)
-    read = 12 * GIB * wait // 10**9 + batches
-    assert (promise(POLL, *two, machine=False), promise(POLL, *two)) == ((read, wait), (read + lag, wait))
-    monkeypatch.setattr(doctor, "fastest_fill", lambda: RATE)
-    machine = RATE, os.cpu_count() or 1, meminfo.huge_page()
-    for rung in plan()["rungs"]:
-        assert (rung["unseen_bytes"], rung["unseen_ms"] * 1e6) == promise(rung["name"], *machine), "of the machine"
+    assert bounds.compared(*two, machine=False, charges_only=False) == (batches, 0)
+    assert bounds.compared(RATE, 2, 2 << 20, machine=False, charges_only=False) == (4 << 20, 0)
+    assert bounds.compared(*two, machine=True, charges_only=False) == (batches + lag, 0)
+    assert bounds.compared(*two, machine=False, charges_only=True) == (batches, 10**9)
+    read = 12 * GIB * wait // 10**9
+    assert bounds.compared(*two, machine=True, charges_only=True) == (batches + lag + read, 10**9)
+    for machine in (True, False):
+        assert bounds.looked(RATE, 2, wait, machine=machine) == (read + batches + lag * machine, wait)
 
 
 def test_the_wait_lasts_as_long_as_the_headroom_within_its_bounds() -> None:
