@@ -37,7 +37,7 @@ from monitor.actions.pod_ledger import BrakeFile, BrakeLedger, Planned
 from monitor.actions.victim import has_spared
 from monitor.kernel import cgroupfs, limits
 from monitor.kernel.cgroup_procs import CGROUPS, walk
-from monitor.kernel.procfs import kill_pends
+from monitor.kernel.procfs import kill_pends, stat_fields
 from monitor.kernel.troubles import TROUBLES
 from monitor.kernel.wire import PAGE
 
@@ -409,7 +409,6 @@ class PendingKills:
 
 def _is_killed(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return kill_pends(file.read().rpartition(b")")[2].split())
+        return kill_pends(stat_fields(f"/proc/{pid}"))
     except (OSError, IndexError, ValueError):
         return False  # it has ended

@@ -229,11 +229,7 @@ def read_cgroup(hierarchy: Hierarchy, path: Path, capacity: int | None = None) -
 
 def usage(hierarchy: Hierarchy, path: Path) -> int:
     """Bytes charged to one cgroup (not the v2 root, which has no such file)."""
-    text = _read(path, USAGE[hierarchy.version])
-    try:
-        return int(text)  # not as a limit: an amount beyond every limit is no 0
-    except ValueError as e:
-        raise MonitorError(f"{path / USAGE[hierarchy.version]} is not a number: {text[:40]!r}") from e
+    return amount(path, USAGE[hierarchy.version]) or 0
 
 
 def _figures(hierarchy: Hierarchy, path: Path) -> tuple[int, int, int]:

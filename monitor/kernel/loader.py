@@ -131,7 +131,8 @@ def ensure_loaded(state_dir: Path, hook: str = AUTO, formulas: int = KUBELETS) -
     wanted = {name: instance / stamp(name, formulas) for name in pins.HOOKS if hook in (AUTO, name)}
     for directory in wanted.values():
         if directory.is_dir():
-            _tidy_up(state_dir, instance)
+            for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced the pins
+                remove(half)
             return directory, False
     if hook == AUTO:
         offers = charging.offered()
@@ -155,13 +156,6 @@ def pinned(state_dir: Path) -> dict[str, Path]:
         return {hook: instance / mark for hook, mark in marks if (instance / mark).is_dir()}
     except (OSError, MonitorError):
         return {}  # this user may not see them; or there are no memory cgroups, which `detect` reports
-
-
-def _tidy_up(state_dir: Path, instance: Path) -> None:
-    with suppress(CannotError):
-        claim(instance, state_dir)  # an older version did not, and the state dir may be another of the same name
-    for half in instance.glob("new*"):  # of a loader that was killed; a whole one would have replaced the pins
-        remove(half)
 
 
 def _run_loader(state_dir: Path, directory: Path, hook: str, formulas: int) -> None:

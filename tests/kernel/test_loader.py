@@ -12,12 +12,10 @@ import pytest
 
 from monitor.errors import MonitorError
 from monitor.kernel import charging, instances, loader, pins
-from monitor.kernel.pins import HOOKS, MAPS, TRACEPOINTS, Pins, Ring, counts, pin
+from monitor.kernel.pins import Pins, Ring, pin
 from monitor.kernel.procfs import readable
-from monitor.kernel.wire import COUNTS
 from tests import live
 from tests.commands import run
-from tests.descriptors import those_of
 
 pytestmark = pytest.mark.kernel
 
@@ -136,17 +134,6 @@ def test_a_killed_loader_leaves_nothing_once_a_daemon_has_started(state: Path) -
     assert (listing(target.parent), listing(target)) == ([target.name], EVERYTHING)
 
 
-def test_every_pin_opens_and_no_descriptor_is_inherited() -> None:
-    pins = Pins(live.pin_dir())
-    before = those_of("bpf")
-    always = TRACEPOINTS.keys() - HOOKS["memcg-tracepoint"]
-    for name in (*(f"map_{name}" for name in MAPS), *(f"prog_{name}" for name in (*always, *pins.pressure))):
-        fd = pins.fd(name)
-        assert not os.get_inheritable(fd)
-        os.close(fd)
-    assert those_of("bpf") <= before  # what earlier tests have left may be closed meanwhile
-
-
 def test_a_pin_that_is_not_there_is_named() -> None:
     with pytest.raises(MonitorError, match=r"no BPF programs are pinned at /none; start `outrace run`"):
         Pins(Path("/none"))
@@ -155,19 +142,6 @@ def test_a_pin_that_is_not_there_is_named() -> None:
         pins.fd("map_nothing")
     with pytest.raises(MonitorError, match="cannot pin /sys/fs/bpf"):
         pin(0, Path("/sys/fs/bpf/outrace-test-not-an-object"))  # descriptor 0 is no BPF object
-
-
-def test_counts_are_summed_over_every_cpu() -> None:
-    with live.cgroup("counts") as pod, live.Watching() as watch:
-        cpus = sorted(os.sched_getaffinity(0))
-        for cpu in cpus:
-            with live.Puppet(pod) as puppet:
-                puppet.do(f"os.sched_setaffinity(0, {{{cpu}}})")
-                before = watch.counted()["evaluated"]  # not before its start, which is charged on any CPU
-                puppet.do("anon(8)")
-                # 4 evaluations for each MiB, whichever CPU they are counted on
-                assert watch.counted()["evaluated"] - before >= 32
-        assert set(counts(watch.pins)) == set(COUNTS)
 
 
 def test_an_error_in_a_callback_is_raised_when_the_ring_is_drained() -> None:

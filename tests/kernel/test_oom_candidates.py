@@ -93,17 +93,6 @@ def test_processes_belong_to_whom_their_cgroup_does() -> None:
             assert [p.pid for p in candidates(hierarchy, path, lambda _: None)] == [outside.pid]
 
 
-@pytest.mark.kernel
-def test_the_limit_of_a_node_counts() -> None:
-    hierarchy = cgroupfs.detect()
-    with cgroup("candidates", 64 * MIB) as path:  # which may not swap
-        assert total_pages(hierarchy, path) == 64 * MIB // PAGE
-    with cgroup("candidates") as path:
-        assert total_pages(hierarchy, path) == total_pages(hierarchy, hierarchy.root)
-    machine = meminfo.read()
-    assert total_pages(hierarchy, hierarchy.root) == (machine["MemTotal"] + machine["SwapTotal"]) // PAGE
-
-
 @pytest.mark.parametrize(
     ("version", "files", "gibibytes"),
     [

@@ -1,8 +1,6 @@
 """The hook ladder as data: which rungs a machine offers, why not the others, and what each can promise."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,40 +11,18 @@ from monitor.kernel.charging import BPF_RUNGS, NAMES, Offer
 from monitor.kernel.wire import PAGE
 
 GIB = 1 << 30
-BPF = tuple(Offer(name, True, "there") for name in BPF_RUNGS)
-NO_BPF = tuple(Offer(name, False, "bpf(2) is refused", "give it CAP_BPF") for name in BPF_RUNGS)
 RATE = 12 * GIB
 
 
-@pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """What `outrace doctor` makes of the BPF rungs, where memory cgroups are mounted or not."""
+def test_without_memory_cgroups_there_is_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    def detect() -> None:
+        raise CannotError("no memory controller")
 
-    def made(bpf: tuple[Offer, ...] = BPF, no_cgroups: str = "") -> dict[str, Any]:
-        def detect() -> None:
-            if no_cgroups:
-                raise CannotError(no_cgroups)
-
-        monkeypatch.setattr(charging, "bpf_offers", lambda *_, **__: bpf)
-        monkeypatch.setattr(cgroupfs, "detect", detect)
-        return doctor.hook_plan([], Path())
-
-    return made
-
-
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [({}, [*BPF_RUNGS, "poll"]), ({"bpf": NO_BPF}, ["poll"]), ({"no_cgroups": "no memory controller"}, [])],
-)
-def test_what_is_offered_and_best_first(
-    plan: Callable[..., dict[str, Any]], given: dict[str, Any], names: list[str]
-) -> None:
-    found = plan(**given)["rungs"]
-    assert [rung["name"] for rung in found if rung["ok"]] == names
-    assert tuple(rung["name"] for rung in found) == NAMES, "all are listed, best first"
-    for rung in found:
-        assert rung["detail"]
-        assert bool(rung["remedy"]) != rung["ok"], f"{rung['name']}: a remedy for what is not there, and only for that"
+    offers = tuple(Offer(name, True, "there") for name in BPF_RUNGS)
+    monkeypatch.setattr(charging, "bpf_offers", lambda *_, **__: offers)
+    monkeypatch.setattr(cgroupfs, "detect", detect)
+    found = doctor.hook_plan([], Path())["rungs"]
+    assert [(rung["name"], rung["ok"], bool(rung["remedy"])) for rung in found] == [(n, False, True) for n in NAMES]
 
 
 def test_what_is_promised() -> None:
