@@ -19,8 +19,6 @@ from pathlib import Path
 CAP_KILL, _CAP_SYS_NICE = 5, 23
 _MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
 _MADV_POPULATE_READ = 22
-#: Files that are mapped whole and read in part: the texts of all languages.
-_LOCALES = "/locale-archive"
 #: One above "never kill me" (-1000), which the kernel's OOM killer would honour even when only we are left.
 OOM_SCORE_ADJ = -999
 #: What a kubelet gives a system-node-critical pod, as the DaemonSet's: the OOM killer takes any other pod first.
@@ -30,6 +28,7 @@ HURRIED = -10
 #: Of a daemon that starts, because nothing is watched until it has: among 80 others that want a CPU, as in a storm of
 #: kills, half a second of CPU time took 2.8 to 4.3 s. Both processes see to it themselves, before they import this.
 STARTING = -20
+#: What `set_realtime` says where it got it.
 _REALTIME = "SCHED_FIFO 1"
 
 
@@ -129,7 +128,7 @@ def touch_files() -> None:
     libc = ctypes.CDLL(None)
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, rights, _, _, _, *path = line.split(maxsplit=5)
-        if path and path[0].startswith("/") and rights[0] + rights[3] == "rp" and not path[0].endswith(_LOCALES):
+        if path and path[0].startswith("/") and rights[0] + rights[3] == "rp":
             begin, end = (int(address, 16) for address in span.split("-"))
             libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_POPULATE_READ)
 
