@@ -1,7 +1,7 @@
 """Instances of pins (`monitor.kernel.instances`) as far as directories go, in a root of the test's own."""
 
-import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,17 +12,17 @@ from monitor.kernel import instances, mounts, pins
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of pins of the test's own on bpffs: others on this machine keep theirs."""
+    """A directory of pins on a bpffs of the test's own, where every user may make directories."""
     mounts.ensure()
-    root = pins.BPFFS / f"outrace-test-{os.getpid()}"
-    monkeypatch.setattr(pins, "ROOT", root)
-    yield root
-    if root.is_symlink():
-        root.unlink()
-    if root.is_dir():
-        instances.remove(root)
-    for left in root.parent.glob(f"outrace_of_user_*_{os.getpid()}_*"):  # by other users, in a test
-        subprocess.run(["rm", "-rf", left], check=True)
+    bpffs = Path(tempfile.mkdtemp(prefix="outrace-test-", dir="/run"))
+    bpffs.chmod(0o755)
+    subprocess.run(["mount", "-t", "bpf", "-o", "mode=1777", "bpf", bpffs], check=True)
+    try:
+        monkeypatch.setattr(pins, "ROOT", bpffs / "outrace")
+        yield bpffs / "outrace"
+    finally:
+        subprocess.run(["umount", "--lazy", bpffs], check=True)
+        bpffs.rmdir()
 
 
 def new_instance(state: Path) -> Path:

@@ -95,12 +95,6 @@ def test_a_loader_ends_with_who_waits_for_it(tmp_path: Path) -> None:
     assert loader.instance_directory(tmp_path) == instance
 
 
-@pytest.fixture
-def writable() -> None:
-    if os.stat(pins.BPFFS).st_mode & 0o1777 != 0o1777:
-        pytest.skip("bpffs is root's alone here: no other user gets in")
-
-
 def made_instance(state: Path) -> Path:
     """The directory of a new state dir, as a daemon makes it."""
     state.mkdir()
@@ -109,7 +103,6 @@ def made_instance(state: Path) -> Path:
     return wanted
 
 
-@pytest.mark.usefixtures("writable")
 def test_the_pins_of_another_user_are_not_believed(root: Path, tmp_path: Path) -> None:
     """It knows state dir, kernel and programs, so it makes the directory that says: these pins are loaded."""
     state = tmp_path / "state"
@@ -123,14 +116,12 @@ def test_the_pins_of_another_user_are_not_believed(root: Path, tmp_path: Path) -
     assert [left.stat().st_uid for left in root.parent.glob(f"outrace_of_user_*_{os.getpid()}_*")] == [others.UID]
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_tree_of_another_user_is_put_aside_however_deep_it_is(root: Path, tmp_path: Path) -> None:
     others.does(f"os.mkdir('{root}'); os.chdir('{root}')\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')")
     made_instance(tmp_path / "state")
     assert root.stat().st_uid == 0
 
 
-@pytest.mark.usefixtures("writable")
 def test_another_user_that_makes_it_again_and_again_does_not_win(root: Path, tmp_path: Path) -> None:
     code = f"""
 print("begins", flush=True)
@@ -147,7 +138,6 @@ while True:
             instances.remove(root)
 
 
-@pytest.mark.usefixtures("writable")
 def test_another_user_cannot_lock_an_instance(root: Path, tmp_path: Path) -> None:
     instance = new_instance(tmp_path / "state")
     root.chmod(0o755)  # as a version before this made it
@@ -165,7 +155,6 @@ time.sleep(60)
         os.close(instances.hold(instance))
 
 
-@pytest.mark.usefixtures("writable")
 def test_a_link_in_the_place_of_the_root_is_replaced(root: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
