@@ -80,8 +80,8 @@ class PodWatch:
         poll.register(self._look_fd, select.POLLIN)
         try:
             while True:
-                # Events that others cause take a quarter of a CPU at most; a doubt ends the rest.
-                readable(self._look_fd, min(_POLL_S, max(_PAUSE_S, 3 * self._look())))
+                # Events that others cause take an eighth of a CPU at most; a doubt ends the rest.
+                readable(self._look_fd, min(_POLL_S, max(_PAUSE_S, 7 * self._look())))
                 ready = poll.poll(1000 * max(_POLL_S, self.source.due_s()))
                 if any(fd == self._look_fd for fd, _ in ready):
                     os.eventfd_read(self._look_fd)
