@@ -42,6 +42,7 @@ def test_an_import_from_above_is_found(part: str, source: str) -> None:
         "import numpy",
         "import importlib\nimportlib.import_module('socket')",
         "open('/proc/self/stat')",
+        "from datetime import datetime\ndatetime.now()",
     ],
 )
 def test_a_part_that_is_not_pure_is_found(source: str) -> None:

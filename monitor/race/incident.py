@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from monitor.race.codec import Record
@@ -120,14 +121,5 @@ class Incident(Record):
 
 def timestamp(unix_ns: int) -> str:
     """``unix_ns`` as RFC 3339 in UTC with milliseconds: 2026-01-31T12:00:00.123Z."""
-    seconds, rest = divmod(unix_ns, 10**9)
-    days, second = divmod(seconds, 86400)
-    # The year is made to begin in March, so that the leap day comes last.
-    era, day = divmod(days + 719468, 146097)
-    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
-    of_year = day - (365 * year + year // 4 - year // 100)
-    month = (5 * of_year + 2) // 153
-    date = f"{year + era * 400 + (month > 9):04d}-{month + (3 if month < 10 else -9):02d}"
-    hour, minute = second // 3600, second // 60 % 60
-    clock = f"{hour:02d}:{minute:02d}:{second % 60:02d}.{rest // 10**6:03d}"
-    return f"{date}-{of_year - (153 * month + 2) // 5 + 1:02d}T{clock}Z"
+    time = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=unix_ns // 1000)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
