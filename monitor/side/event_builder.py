@@ -20,9 +20,8 @@ from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
 from monitor.race import episode
 from monitor.race import events as ev
-from monitor.race.episode import Episode, State
+from monitor.race.episode import PRESSURE, STALL, Episode, State
 from monitor.race.events import NODE, Lost, Sample, Watched
-from monitor.race.joining import PRESSURE, STALL
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
 from monitor.side.holds import FOR_MEMORY, HoldRation, Holds

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from monitor.cli.replay import Replayed, replay
 from monitor.errors import MonitorError
 from monitor.race import episode
-from monitor.race.episode import State
+from monitor.race.episode import Open, State
 from monitor.race.events import End, Event
-from monitor.race.joining import Open
 from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
