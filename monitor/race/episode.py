@@ -81,7 +81,6 @@ class Open(Record):
     pids: tuple[tuple[int, int], ...] = ()  # victims awaited: pid, until when
     pods: tuple[tuple[str, int], ...] = ()  # pods being evicted: uid, until when
     holds: tuple[tuple[str, int], ...] = ()  # pods that are held: uid, until when
-    dropped: int = 0
     hard: bool = False  # a hard threshold was crossed
     ranked_ns: int | None = None  # time of the last ranking it has
     touched_ns: int = 0  # how far the stream was when a process was last killed or gone here
@@ -97,8 +96,8 @@ class Episode(Record):
     """What happened, sorted by time. `start_ns` is its first sign (a crossing, a mark, a kill); samples and reclaim of
     the time before are among the events. `ended`: "quiet" (of kills in a place of their own that do not stop: cut
     between two of them, see `Bounds.longest_ns`), "record stops", "crowded" (too many at once, or cut while a victim
-    was not gone) or "open" (still going on). `dropped`: events beyond the bounds. `realtime_ns`: what makes its times
-    Unix times, by the wall clock at its start; None without a `Clock` event.
+    was not gone) or "open" (still going on). `realtime_ns`: what makes its times Unix times, by the wall clock at
+    its start; None without a `Clock` event.
     """
 
     domain: str
@@ -107,7 +106,6 @@ class Episode(Record):
     ended: str
     events: tuple[ev.Event, ...]
     watched: tuple[ev.Watched, ...] = ()
-    dropped: int = 0
     realtime_ns: int | None = None
 
 
@@ -294,7 +292,7 @@ def _finished(state: State, o: Open, ended: str, end_ns: int) -> Episode:
         mark = next((e for e in events if isinstance(e, ev.Mark) and not e.exiting and e.scope in ev.RACE_SCOPES), None)
         if mark is not None:
             domain = ev.KUBEPODS if mark.scope in ev.KUBEPODS_SCOPES else ev.NODE
-    return Episode(domain, o.start_ns, max(end_ns, o.start_ns), ended, events, state.watched, o.dropped, o.realtime_ns)
+    return Episode(domain, o.start_ns, max(end_ns, o.start_ns), ended, events, state.watched, o.realtime_ns)
 
 
 # what belongs to an episode that is going on, and what has to end before it does
@@ -376,7 +374,7 @@ def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Op
         o = replace(o, pids=_without(o.pids, event.pid))
     events, half = (*o.events, event), bounds.events // 2
     if len(events) > bounds.events:
-        o, events = replace(o, dropped=o.dropped + 1), (*events[:half], *events[half + 1 :])
+        events = (*events[:half], *events[half + 1 :])
     o = _indexed(replace(o, events=events), event, bounds)
     if before or not _lasts(o, event):
         return o
