@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from monitor.policy.signals import working_set
 from monitor.race.codec import Record, RecordError
 from monitor.race.episode import Episode
-from monitor.race.events import Crossing, Mark, Ranked, Sample
+from monitor.race.events import Crossing, Mark, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, domain_of, used_by
 
 #: What a curve counts, where it is not what a signal takes for used.
@@ -93,38 +93,6 @@ def memory(f: Facts) -> Memory | None:
         pod = next((m.pod_name or m.pod for m in (*f.kills, *f.exiting)), None)
         draw(_of_usage(episode), episode.domain, pod, USAGE, f.limit)
     return Memory(tuple(lines), tuple(curves)) if curves else None
-
-
-class Growth(NamedTuple):
-    """What a domain's working set grew by between the first sample of the record and the last before the start."""
-
-    domain: str
-    first: Sample
-    last: Sample
-
-    @property
-    def bytes(self) -> int:
-        return self.last.working_set - self.first.working_set
-
-    @property
-    def seconds(self) -> float:
-        return round((self.last.ts_ns - self.first.ts_ns) / 1e9, 3)
-
-
-def growth_before(episode: Episode) -> list[Growth]:
-    """Every domain and cgroup that was sampled before the start, the one that grew most first."""
-    first: dict[str, Sample] = {}
-    last: dict[str, Sample] = {}
-    for event in episode.events:
-        if isinstance(event, Sample) and event.ts_ns <= episode.start_ns:
-            first.setdefault(event.domain, event)
-            last[event.domain] = event
-    return sorted((Growth(name, first[name], last[name]) for name in first), key=lambda g: (-g.bytes, g.domain))
-
-
-def pod_names(episode: Episode) -> dict[str, str]:
-    """Uid -> namespace/name of every pod that was ranked."""
-    return {c.uid: f"{c.namespace}/{c.name}" for e in episode.events if isinstance(e, Ranked) for c in e.order}
 
 
 def thinned(points: Sequence[tuple[int, int]], stretches: int = _STRETCHES) -> Points:

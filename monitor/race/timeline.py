@@ -8,7 +8,6 @@ from typing import Any
 
 from monitor.race import events as ev
 from monitor.race.episode import Episode
-from monitor.race.memory import growth_before, pod_names
 
 #: How many of those that grew most before an episode are named.
 _GROWERS = 3
@@ -105,17 +104,23 @@ def _step(event: ev.Event) -> dict[str, Any] | None:
 
 
 def _before(episode: Episode) -> Iterable[dict[str, Any]]:
-    """What the flight recorder saw up to the start: the pod that grew most, and page cache that became active."""
-    names = pod_names(episode)
-    grown = growth_before(episode)
-    for one in grown[:_GROWERS]:
-        if one.bytes >= _NOTABLE:
-            pod = one.last.pod
-            made = {"what": "grew", "domain": one.domain, "pod": names.get(pod, pod) if pod else None}
-            yield _at(episode, one.last.ts_ns, {**made, "bytes": one.bytes, "in_s": one.seconds})
-    for one in sorted(grown, key=lambda each: each.domain):
-        active = one.last.active_file - one.first.active_file
-        inactive = one.last.inactive_file - one.first.inactive_file
+    """What the flight recorder saw up to the start: the pods that grew most, and page cache that became active."""
+    seen: dict[str, list[ev.Sample]] = {}
+    for event in episode.events:
+        if isinstance(event, ev.Sample) and event.ts_ns <= episode.start_ns:
+            seen.setdefault(event.domain, []).append(event)
+    names = {c.uid: f"{c.namespace}/{c.name}" for e in episode.events if isinstance(e, ev.Ranked) for c in e.order}
+    grown = sorted((every[0].working_set - every[-1].working_set, name) for name, every in seen.items())
+    for less, domain in grown[:_GROWERS]:
+        if -less >= _NOTABLE:
+            first, last = seen[domain][0], seen[domain][-1]
+            pod = names.get(last.pod, last.pod) if last.pod else None
+            in_s = round((last.ts_ns - first.ts_ns) / 1e9, 3)
+            made = {"what": "grew", "domain": domain, "pod": pod, "bytes": -less, "in_s": in_s}
+            yield _at(episode, last.ts_ns, made)
+    for domain, samples in sorted(seen.items()):
+        first, last = samples[0], samples[-1]
+        active, inactive = last.active_file - first.active_file, last.inactive_file - first.inactive_file
         if active >= _NOTABLE and inactive < 0:
-            made = {"what": "cache_activated", "domain": one.domain}
-            yield _at(episode, one.last.ts_ns, {**made, "active_file": active, "inactive_file": inactive})
+            made = {"what": "cache_activated", "domain": domain}
+            yield _at(episode, last.ts_ns, {**made, "active_file": active, "inactive_file": inactive})
