@@ -39,16 +39,15 @@ def candidates(hierarchy: Hierarchy, node: Path, owner: Callable[[Path], Owner |
     """Every process in ``node`` and below, cgroup by cgroup. ``owner`` gives the pod of a cgroup. Raises OSError."""
     found = []
     for cgroup in (node, *cgroupfs.below(node)):
-        above = tuple(str(p) for p in (cgroup, *cgroup.parents) if p.is_relative_to(hierarchy.root))
         whose = owner(cgroup)
         for pid in sorted(cgroup_procs.pids_in(os.fspath(cgroup))):
-            process = _read(pid, above, whose)
+            process = _read(pid, str(cgroup), whose)
             if process is not None:
                 found.append(process)
     return found
 
 
-def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | None:
+def _read(pid: int, cgroup: str, owner: Owner | None) -> Process | None:
     """None for one that is gone, a zombie, or a kernel thread: they have no memory of their own. As the kernel (see
     find_lock_task_mm) by any thread that has memory: the main one may have exited.
     """
@@ -69,4 +68,4 @@ def _read(pid: int, cgroups: tuple[str, ...], owner: Owner | None) -> Process | 
     rss, swap, tables = (int(status[key].split()[0]) * 1024 for key in (b"VmRSS", b"VmSwap", b"VmPTE"))
     uid, name = owner or (None, None)
     comm = printable(status[b"Name"])
-    return Process(pid, comm, rss, swap, tables, adj, cgroups, pod=uid, pod_name=name, skip=pid == 1)
+    return Process(pid, comm, rss, swap, tables, adj, cgroup, pod=uid, pod_name=name, skip=pid == 1)

@@ -18,7 +18,7 @@ PAGE = 4096
 
 class Process(NamedTuple):
     """One process (thread group) as the OOM killer sees it. `rss` = anonymous + file + shared; all sizes in bytes.
-    `cgroups`: its memory cgroup and all above, innermost first. `pod` None: of none. `skip`: init, a kernel thread.
+    `pod` None: of none. `skip`: init, a kernel thread.
     """
 
     pid: int
@@ -27,7 +27,7 @@ class Process(NamedTuple):
     swap: int
     pgtables: int
     oom_score_adj: int
-    cgroups: tuple[str, ...]
+    cgroup: str
     pod: str | None = None
     pod_name: str | None = None
     skip: bool = False
@@ -46,16 +46,12 @@ def badness(process: Process, totalpages: int) -> int | None:
     return pages + process.oom_score_adj * (totalpages // 1000)
 
 
-def likely_victim(processes: Iterable[Process], totalpages: int, memcg: str | None = None) -> Victim | None:
-    """The victim of the OOM killer at the limit of cgroup ``memcg`` (None: of the machine); None: there is none.
-    ``processes`` in the order the kernel meets them (by cgroup, oldest first): of equal ones it takes the last.
+def likely_victim(processes: Iterable[Process], totalpages: int) -> Victim | None:
+    """The victim of the OOM killer among these, in the order the kernel meets them (by cgroup, oldest first): of equal
+    ones it takes the last. None: there is none.
     """
-    best: Victim | None = None
-    for p in processes:
-        points = badness(p, totalpages) if memcg is None or memcg in p.cgroups else None
-        if points is not None and (best is None or points >= best.points):
-            best = Victim(p, points)
-    return best
+    scored = [Victim(p, points) for p in processes if (points := badness(p, totalpages)) is not None]
+    return max(reversed(scored), key=lambda one: one.points, default=None)
 
 
 def evictable(order: Iterable[Candidate]) -> list[Candidate]:

@@ -44,7 +44,7 @@ def takers(node: NodeState) -> tuple[str, ...]:
     found = candidates(node.hierarchy, node.node_path, pod_owners(pods))
     outside = [p for p in found if p.pod is None or (p.pod in pods and rules.is_critical(pods[p.pod].pod))]
     largest = sorted(outside, key=lambda p: -p.rss)[:_NAMED]
-    return tuple(f"{p.comm} (pid {p.pid}) in {p.pod_name or p.cgroups[0]}: {p.rss} bytes" for p in largest)
+    return tuple(f"{p.comm} (pid {p.pid}) in {p.pod_name or p.cgroup}: {p.rss} bytes" for p in largest)
 
 
 def lives_on(cgroup: Path) -> bool:

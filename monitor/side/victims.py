@@ -29,7 +29,6 @@ def kernels_victim(node: NodeState, figures: Figures) -> tuple[Victim | None, bo
     """
     processes = candidates(node.hierarchy, node.node_path, pod_owners(node.pods))
     total = total_pages(node.hierarchy, node.node_path)
-    inside = None if node.config.node_cgroup is None else str(node.node_path)
-    found = likely_victim(processes, total, inside)
+    found = likely_victim(processes, total)
     order = evictable(eviction_order(node, figures))
     return found, found is not None and bool(order) and found.process.pod != order[0].uid
