@@ -345,8 +345,6 @@ def _counterfactual(what_if: Json, needless: bool) -> str:
         text = f"A kubelet {how}: no OOM kill was coming"
     else:
         text = f"A kubelet {how} would have decided in time in {what_if['detected']:.0%} of cases"
-    if what_if["p50_ms"] is not None:
-        text += f", half of them within {format_ms(what_if['p50_ms'])}"
     if what_if["oom_ms"] is not None:
         text += f"; the pod would have been dead in time in {what_if['in_time']:.0%}"
         if what_if["in_time_if_obeying"] != what_if["in_time"]:

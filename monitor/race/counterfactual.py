@@ -35,17 +35,13 @@ class Counterfactual(Record):
 
     `mode`: "poll" (earlier releases: "memcg" too). `detected`: it decides before the OOM killer comes. `in_time`: its
     victim is dead before that although it ignores SIGTERM; `in_time_if_obeying`: the same for one that dies of SIGTERM
-    at once. `p10_ms`, `p50_ms`, `p90_ms`: its decision, had the OOM killer not come (None: never, in that part of the
-    phases). `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record.
+    at once. `oom_ms`: when the OOM killer comes (None: never); `assumed`: by growing on, not by the record.
     """
 
     mode: str
     detected: float
     in_time: float
     in_time_if_obeying: float
-    p10_ms: float | None
-    p50_ms: float | None
-    p90_ms: float | None
     oom_ms: float | None
     assumed: bool
 
@@ -71,29 +67,15 @@ def counterfactual(world: World, config: PassConfig) -> Counterfactual:
     detected = sum(p.weight * _part_before(p, oom) for p in pieces)
     in_time = sum(p.weight * _part_before(p, oom - max(KUBELET_MIN_GRACE_S, p.grace_s) * 1e9 - KILL_NS) for p in pieces)
     obeying = sum(p.weight * _part_before(p, oom - KILL_NS) for p in pieces)
-    p10, p50, p90 = (_quantile(pieces, q, world.crossed_ns) for q in (0.1, 0.5, 0.9))
     oom_ms = None if world.oom_ns is None else round((world.oom_ns - world.crossed_ns) / 1e6, 3)
     detected, in_time, obeying = (round(min(1.0, max(0.0, p)), 6) for p in (detected, in_time, obeying))
-    return Counterfactual("poll", detected, in_time, obeying, p10, p50, p90, oom_ms, world.assumed)
+    return Counterfactual("poll", detected, in_time, obeying, oom_ms, world.assumed)
 
 
 def _part_before(piece: _Piece, ts: float) -> float:
     if piece.end <= ts:
         return 1.0
     return 0.0 if piece.begin >= ts else (ts - piece.begin) / (piece.end - piece.begin)
-
-
-def _quantile(pieces: Sequence[_Piece], q: float, since: int) -> float | None:
-    """When a part ``q`` of all phases has decided, in ms: a sum of straight lines turned round, between its corners."""
-    corners = sorted({t for p in pieces for t in (p.begin, p.end)})
-    before, total = (corners[0] if corners else 0.0), 0.0
-    for t in corners:
-        reached = sum(p.weight * _part_before(p, t) for p in pieces)
-        if reached >= q - 1e-9:
-            part = (q - total) / (reached - total) if reached > total else 1.0
-            return round((before + (t - before) * min(1.0, max(0.0, part)) - since) / 1e6, 3)
-        before, total = t, reached
-    return None
 
 
 def _pieces(world: World, config: PassConfig) -> list[_Piece]:

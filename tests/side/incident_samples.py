@@ -59,8 +59,8 @@ EVICTION_WON: Incident = _incident(
     advice="Nothing has to change. A threshold of 79Mi would still have been enough.",
     summary="Eviction won: shop/cart was evicted with 21.0 MiB to spare.",
     counterfactual=[
-        {"mode": "poll", "detected": 0.062, "in_time": 0.0, "in_time_if_obeying": 0.058, "p10_ms": 980.0}
-        | {"p50_ms": 4980.0, "p90_ms": 9010.0, "oom_ms": 620.0, "assumed": True}
+        {"mode": "poll", "detected": 0.062, "in_time": 0.0, "in_time_if_obeying": 0.058}
+        | {"oom_ms": 620.0, "assumed": True}
     ],
 )
 
