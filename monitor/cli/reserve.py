@@ -53,8 +53,6 @@ _ENFORCED = {SYSTEM: "system-reserved", KUBE: "kube-reserved"}
 #: How each way of reacting is called.
 NAMES = {
     "kubelet": "kubelet, every 10 s",
-    "kubelet-notified": "kubelet, notified (cgroup v1)",
-    "observe": "outrace --mode observe",
     "hold": "outrace --mode hold",
     "enforce": "outrace --mode enforce",
 }

@@ -40,17 +40,9 @@ class Reaction:
 
 
 #: Real kubelet 1.36.2: its loop comes every 10 s, and a pod that ignores SIGTERM is dead 2.03 s after the decision.
-_POLL = (2030, 12_030)
-_POLL_RULE = "0 to 10 s until its loop comes, 2.03 s until a pod that ignores SIGTERM is dead"
-KUBELET = Reaction("kubelet", *_POLL, _POLL_RULE)
-#: 0.02-0.22 s from the notification to the decision.
-NOTIFIED = Reaction(
-    "kubelet-notified",
-    2050,
-    2250,
-    "0.02 to 0.22 s until the kernel's notification is answered (cgroup v1), 2.03 s until the pod is dead",
+KUBELET = Reaction(
+    "kubelet", 2030, 12_030, "0 to 10 s until its loop comes, 2.03 s until a pod that ignores SIGTERM is dead"
 )
-OBSERVE = Reaction("observe", *_POLL, f"outrace reports and the kubelet evicts: {_POLL_RULE}")
 #: 5 ms: 0.75 ms from the crossing to SIGKILL at most (360 races), a millisecond to die, rounded up.
 _STOP_MS = STOP_NS // 1_000_000
 ENFORCE = Reaction("enforce", _STOP_MS, _STOP_MS, "5 ms until the pod is dead")
@@ -62,7 +54,7 @@ HOLD = Reaction(
     "5 ms until the brake is on, 2 MiB that pass it, a second line that is in time for a kill",
     2 << 20,
 )
-REACTIONS = (KUBELET, NOTIFIED, OBSERVE, HOLD, ENFORCE)
+REACTIONS = (KUBELET, HOLD, ENFORCE)
 
 
 def survived(room: int, reaction: Reaction, ms: int) -> int | None:

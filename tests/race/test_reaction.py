@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.hold import STOP_NS, second_line
-from monitor.race.reaction import HOLD, NOTIFIED, REACTIONS, Reaction, survived
+from monitor.race.reaction import HOLD, KUBELET, REACTIONS, Reaction, survived
 
 MI = 1 << 20
 REACTION = st.sampled_from(REACTIONS)
@@ -20,8 +20,8 @@ def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
 @pytest.mark.parametrize(
     ("reaction", "rate_mi", "wanted"),
     [
-        # 50 MiB/s x 2.25 s = 112.5 MiB = 117,964,800 bytes.
-        (NOTIFIED, 50, 117_964_801),
+        # 100 MiB/s x 12.03 s = 1203 MiB = 1,261,436,928 bytes.
+        (KUBELET, 100, 1_261_436_929),
         # 1000 MiB/s x 5 ms = 5 MiB until the brake is on, 2 MiB that pass it, 5 MiB for a kill at the kill threshold.
         (HOLD, 1000, 12 * MI + 1),
         # 4000 MiB/s: 20 MiB, and a kill threshold of 20 MiB is at most three quarters of what is left, 26.67 MiB: in
