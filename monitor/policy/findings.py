@@ -52,8 +52,6 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
         *_units(settings, own, node),
         *_each(thresholds, _below_huge_pages, node, rules),
         *_soft_below_hard(thresholds, node),
-        *_each(thresholds, _copied_percentage, node),
-        *_replaced(settings, rules, node.layout),
         *_exceeded(thresholds, node, rules),
         *_grace_and_notification(settings, thresholds),
     ]
@@ -192,27 +190,6 @@ def _below(soft: Threshold, hard: Threshold, capacity: int | None) -> bool:
     if capacity is not None or (a.quantity is not None and b.quantity is not None):
         return a.shown(capacity or 0) <= b.shown(capacity or 0)
     return False
-
-
-def _copied_percentage(e: Effective, node: Node) -> str:
-    if not e.copy or e.threshold.value.quantity is not None:
-        return ""
-    limit = node.capacity.get(sig.ALLOCATABLE_MEMORY)
-    known = "" if limit is None else f" ({shown(e.threshold.signal, limit)})"
-    return f"{e.text} is of the limit of kubepods{known}, not of the node; write a quantity if both are to be alike"
-
-
-def _replaced(settings: Settings, rules: Era, layout: DiskLayout) -> Iterator[str]:
-    if not rules.containerfs or not layout.containers_on:
-        return
-    for key in (conf.HARD, conf.SOFT):
-        for signal, (text, origin) in settings.maps[key].items():
-            if signal in (sig.CONTAINERFS, sig.CONTAINERFS_INODES):
-                other = signal.replace("containerfs", layout.containers_on)
-                yield (
-                    f"{origin}: {signal}: {text} is replaced by a copy of {other}, because containers are on that "
-                    f"disk; set {other} instead"
-                )
 
 
 def _exceeded(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterator[str]:

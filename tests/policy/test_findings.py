@@ -7,7 +7,6 @@ import pytest
 
 from monitor.policy.configuration import Given, Source, in_force
 from monitor.policy.findings import Node, findings
-from monitor.policy.layout import DiskLayout
 from monitor.policy.quantity import Quantity
 from monitor.policy.releases import CURRENT, ERAS, era
 from monitor.policy.thresholds import DEFAULT_HARD
@@ -66,8 +65,6 @@ def test_what_is_reserved_is_of_the_whole_memory() -> None:
         ({"evictionHard": {**ALL, "pid.available": "0.0%"}}, "file: evictionHard: pid.available: 0.0%", "never met"),
         ({"evictionHard": {**ALL, "pid.available": "NaN%"}}, "file: evictionHard: pid.available: NaN%", "never met"),
         ({"evictionHard": {**ALL, "pid.available": "100.0%"}}, "file: evictionHard: pid.available", "always met"),
-        ({"evictionHard": {**ALL, "containerfs.available": "5%"}},
-         "file: evictionHard: containerfs.available: 5% is replaced", "set nodefs.available instead"),
         ({"evictionHard": {**ALL, "memory.available": "0%"}}, "file: evictionHard: no memory threshold",
          "before memory runs out"),
     ],
@@ -98,7 +95,7 @@ def test_one_finding_each(content: dict[str, Any], begins: str, expected: str) -
     ],
 )
 def test_what_has_another_unit_than_it_seems(signal: str, text: str, said: str) -> None:
-    lines = [line for line in found(evictionHard={**ALL, signal: text}) if "is replaced" not in line]
+    lines = found(evictionHard={**ALL, signal: text})
     assert [line.startswith(f"file: evictionHard: {signal}: {said}") for line in lines] == ([True] if said else [])
     if signal.startswith(("nodefs.i", "pid")):
         assert found(Node({signal: 1 << 60}), evictionHard={**ALL, signal: text}) == []  # it has so many
@@ -204,13 +201,6 @@ def test_met_by_definition() -> None:
     assert ["is always met" in line for line in lines] == [True, True]
 
 
-def test_a_percentage_in_the_copy() -> None:
-    (line,) = found(evictionHard={**ALL, "memory.available": "5%"})
-    assert line.startswith("copy of memory.available (file: evictionHard): allocatableMemory.available: 5% is of the")
-    assert "(8Gi)" in line
-    assert found(evictionHard={**ALL, "memory.available": "5%"}, enforceNodeAllocatable=["none"]) == []
-
-
 @pytest.mark.parametrize(("kept", "reported"), [("5Gi", False), ("9Gi", False), ("9217Mi", True)])
 def test_more_reserved_than_there_is(kept: str, reported: bool) -> None:
     node = Node(MACHINE.capacity, {"memory": Quantity.parse(kept)}, {"cpu": Quantity.parse("99")})
@@ -218,9 +208,3 @@ def test_more_reserved_than_there_is(kept: str, reported: bool) -> None:
     assert [line.startswith("memory: system-reserved, kube-reserved and the hard threshold") for line in lines] == (
         [True] if reported else []
     )
-
-
-def test_the_disk_whose_threshold_is_copied() -> None:
-    apart = Node(layout=DiskLayout(image_fs=True))
-    (line,) = found(apart, evictionHard={**ALL, "containerfs.inodesFree": "1%"})
-    assert line.endswith("set imagefs.inodesFree instead")
