@@ -74,17 +74,6 @@ def _gates(text: str) -> dict[str, bool]:
     return {name.strip(): _boolean(value.strip()) for name, _, value in pairs if name.strip() in GATES}
 
 
-def _numa(text: str) -> list[dict[str, Any]]:
-    """``0:memory=1Gi,hugepages-2Mi=8Mi;1:memory=2Gi``"""
-    found = []
-    for part in filter(None, text.split(";")):
-        node, colon, limits = part.partition(":")
-        if not colon:
-            raise PolicyError(f"{part!r} is not NUMA-NODE:RESOURCE=AMOUNT")
-        found.append({"numaNode": _integer(node), "limits": parse_flag_map(limits, "=")})
-    return found
-
-
 _GATES_FLAG = "feature-gates"
 #: Flag -> field of a KubeletConfiguration (the last two: `_succeed`), and how its value is read.
 FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -105,7 +94,6 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "cgroups-per-qos": ("cgroupsPerQOS", _boolean),
     "qos-reserved": ("qosReserved", _amounts),
     "reserved-cpus": ("reservedSystemCPUs", str),
-    "reserved-memory": ("reservedMemory", _numa),
     "image-gc-high-threshold": ("imageGCHighThresholdPercent", _percent),
     "image-gc-low-threshold": ("imageGCLowThresholdPercent", _percent),
     "minimum-image-ttl-duration": ("imageMinimumGCAge", _duration),
@@ -124,6 +112,7 @@ WITHOUT: dict[str, str] = {
     "maximum-dead-containers": _DEAD_CONTAINERS,
     "maximum-dead-containers-per-container": _DEAD_CONTAINERS,
     "minimum-container-ttl-duration": _DEAD_CONTAINERS,
+    "reserved-memory": "has a list as its field, reservedMemory, with numaNode and limits of each: write that by hand",
     "experimental-allocatable-ignore-eviction": (
         "has no field: it stays a flag of the kubelet; in a file the copy of memory.available for allocatable memory "
         "goes away only together with the limit of kubepods, by enforceNodeAllocatable: [none]"
@@ -150,7 +139,6 @@ _REMEDIES: dict[Callable[[str], Any], str] = {
     _duration: "write a duration such as 90s or 1m30s",
     _boolean: "write =true or =false",
     _gates: "write GATE=true,...",
-    _numa: "write NUMA-NODE:memory=AMOUNT;..., as in 0:memory=1Gi",
 }
 
 
