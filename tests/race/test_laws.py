@@ -73,20 +73,6 @@ def test_events_are_sorted_as_by_their_key(stream: list[Event]) -> None:
         assert [e.ts_ns for e in episode.events] == sorted(e.ts_ns for e in episode.events)
 
 
-@given(streams(), st.integers(0, 40))
-def test_a_state_survives_json_and_goes_on_alike(stream: list[Event], at: int) -> None:
-    state = State(Bounds(events=8, samples=8))
-    for event in stream[:at]:
-        state, _ = feed(state, event)
-    again = State.from_json(json.loads(json.dumps(state.to_json())))
-    assert again == state
-    for event in stream[at:]:
-        state, done = feed(state, event)
-        again, also = feed(again, event)
-        assert done == also
-    assert again == state
-
-
 @given(streams(80))
 @settings(max_examples=30)
 def test_memory_is_bounded(stream: list[Event]) -> None:

@@ -27,7 +27,6 @@ def test_only_the_kubelet_would_have_evicted() -> None:
     )
     (poll,) = found.counterfactual
     assert (poll.detected, poll.oom_ms) == (1.0, None), "its loop comes round within the 30 s"
-    assert poll.p90_ms <= 10_000
 
 
 def test_an_eviction_by_our_own_line_is_about_that_line() -> None:
