@@ -10,7 +10,6 @@ from monitor.policy.compat import KUBELET, SANE
 from monitor.policy.eviction_pass import (
     Outcome,
     PassConfig,
-    PassResult,
     State,
     grace_s,
     is_of_memory,
@@ -22,7 +21,7 @@ from monitor.policy.releases import ERAS, era
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
 from monitor.policy.thresholds import Threshold, parse_thresholds
 from tests.policy.test_ranking import CANDIDATES
-from tests.policy.test_synchronize import CAPACITY, PODS, S
+from tests.policy.test_synchronize import CAPACITY
 
 POD = Candidate("u", "ns", "p", 0, 0, 1, critical=False)
 HARD, SOFT, DISK = parse_thresholds(
@@ -100,16 +99,3 @@ def test_below_a_hard_line_for_memory_a_pass_takes_the_first_of_the_order_at_onc
             assert result.outcome.victim == eviction_order.first()
             assert is_of_memory(result.outcome)
             assert result.grace_s == 0
-
-
-def config(
-    hard: Mapping[str, str] | None = None, soft: str = "", grace: str = "1h", reclaim: str = "", period_s: int = 300
-) -> PassConfig:
-    softs = {MEMORY: soft} if soft else {}
-    reclaims = {MEMORY: reclaim} if reclaim else {}
-    return PassConfig(parse_thresholds(hard or {}, softs, dict.fromkeys(softs, grace), reclaims), period_s * S)
-
-
-def passed(by: PassConfig, state: State, at_s: int, available: int, signal: str = MEMORY) -> PassResult:
-    seen = {signal: Observation(available, CAPACITY, at_s * S)}
-    return run_pass(by, state, seen, at_s * S, lambda _: PODS)

@@ -14,8 +14,6 @@ from monitor.policy.thresholds import (
     parse_thresholds,
 )
 
-GI = 2**30
-
 
 @pytest.mark.parametrize("text", [" 10%", "10 %", "0x10%", "1,5%", "\u0661%", "%", "1_%", "1__0%", "1e%", "+nan%"])
 def test_odd_percentages_are_refused(text: str) -> None:
