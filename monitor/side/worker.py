@@ -7,10 +7,12 @@ and tries it again until it succeeds, so nothing is reordered and nothing is los
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from monitor.errors import MonitorError
+from monitor.kernel.sched import take_time
 
 Job = Callable[[], object]
 
@@ -124,3 +126,49 @@ class Worker:
 
 def _kind(error: OSError | MonitorError | None) -> object:
     return error.errno if isinstance(error, OSError) else error and str(error)
+
+
+# A thread that works in turns and can be seen to hang in one.
+class WatchedThread(threading.Thread):
+    """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`.
+
+    An exception of a turn sets that, and ``on_failure`` gets it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], float | None],
+        closing: threading.Event,
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._turn = turn
+        self._closing = closing
+        self._on_failure = on_failure
+        self._wake = threading.Event()
+        self._began: float | None = None  # the turn under way, monotonic seconds
+        self.wake = self._wake.set
+
+    def run(self) -> None:
+        take_time()
+        try:
+            while not self._closing.is_set():
+                self.begin_turn()
+                rest_s = self._turn()
+                self._began = None
+                self._wake.wait(rest_s)
+                self._wake.clear()
+        except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be worse
+            self._began = None
+            self._closing.set()
+            self._on_failure(error)
+
+    def begin_turn(self) -> None:
+        """Called within a long turn, to show that it does not hang."""
+        self._began = time.monotonic()
+
+    def busy_s(self) -> float:
+        """For how long the turn under way has lasted; 0 between two."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
