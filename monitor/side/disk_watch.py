@@ -39,8 +39,6 @@ from monitor.side.worker import WatchedThread, Worker
 #: Between two samples. The kubelet's is 10 s; a disk that writes 2 GB/s fills what a threshold of 10 % of 100 GB keeps
 #: free in 5 s.
 PERIOD_S = 1.0
-#: A call that takes longer than this many seconds hangs.
-STALLED_S = 5.0
 #: So many pods of an order are sent, and so many violations: a pass evicts one pod, and a packet must stay small.
 MOST = 50
 
@@ -124,8 +122,7 @@ class DiskWatch:
 
     def stalled_s(self) -> float:
         """For how many seconds a call has been hanging, as on a dead network file system; 0 if none does."""
-        took = max(self._sampler.busy_s(), self._walker.busy_s())
-        return took if took > STALLED_S else 0.0
+        return max(self._sampler.stalled_s(), self._walker.stalled_s())
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End the threads, the walk and the clean-up under way; what hangs is left behind after ``timeout_s``."""

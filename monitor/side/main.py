@@ -121,10 +121,10 @@ class Side:
         self.disks = DiskWatch(config, disks, lambda: node.pods, self.send, self._failed, self.log)
         found = hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(config.state_dir)
         ends = Ends(lambda *about: self.inbox.report(about), self.holds.evicted)
-        self.watch = PodWatch(open_for(config, *found, ends), self.wake)
+        self.watch = PodWatch(open_for(config, *found, ends), self.wake, self._failed)
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
-        self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt)
+        self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt, self._failed)
         self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
         self._poll = select.poll()
         self._ending = False

@@ -24,6 +24,7 @@ from monitor.policy.kubelet_pass import admit
 from monitor.policy.releases import CURRENT, Era, era
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
+from monitor.side.worker import WatchedThread
 
 if TYPE_CHECKING:
     from monitor.actions.oomadj import OomScores
@@ -35,75 +36,53 @@ _POLL_S, _PAUSE_S = 1.0, 0.1
 STALLED_S = 5.0
 
 
-class PodWatch:
-    """Polls ``source`` from its own thread; ``wake()`` is called there when `take` has something."""
+class PodWatch(WatchedThread):
+    """Polls ``source``; ``wake_loop()`` is called when `take` has something."""
 
-    def __init__(self, source: PodSource, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, source: PodSource, wake_loop: Callable[[], None], on_failure: Callable[[Exception], None]
+    ) -> None:
+        super().__init__("pods", self._look, threading.Event(), on_failure)
         self.source = source
         self._look_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # written, the next look begins at once
-        self._wake = wake
-        self._found: queue.SimpleQueue[Change | Exception] = queue.SimpleQueue()
-        self._began: float | None = None  # when the look that is under way began (monotonic seconds)
+        self._wake_loop = wake_loop
+        self._found: queue.SimpleQueue[Change | MonitorError] = queue.SimpleQueue()
         self._known = threading.Event()
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="pods", daemon=True).start()
+        self.wait_known = self._known.wait
 
     def doubt(self, uid: str) -> None:
         """Have the processes of a pod looked at again, where they say whether it may be evicted."""
         if self.source.doubt(uid):
             os.eventfd_write(self._look_fd, 1)
 
-    def wait_known(self, timeout_s: float) -> bool:
-        """Wait for the first complete look; whether there was one."""
-        return self._known.wait(timeout_s)
-
     def take(self) -> Iterator[Change | MonitorError]:
-        """What was found since the last call, and lists that failed. Raises errors other than MonitorError."""
+        """What was found since the last call, and lists that failed."""
         while self._found.qsize():
-            found = self._found.get()
-            if isinstance(found, Exception) and not isinstance(found, MonitorError):
-                raise found
-            yield found
+            yield self._found.get()
 
-    def stalled_s(self) -> float:
-        """For how many seconds the present list has been hanging; 0 if it does not."""
-        began = self._began
-        took = 0.0 if began is None else time.monotonic() - began
-        return took if took > STALLED_S else 0.0
-
-    def _run(self) -> None:
+    def rest(self, rest_s: float | None, took_s: float) -> None:
+        """Until an event or a doubt, or `_POLL_S`. Events that others cause take an eighth of a CPU at most."""
+        readable(self._look_fd, min(_POLL_S, max(_PAUSE_S, 7 * took_s)))
         poll = select.poll()
-        fd = self.source.fileno()
-        if fd is not None:
-            poll.register(fd, select.POLLIN)
-        poll.register(self._look_fd, select.POLLIN)
-        try:
-            while True:
-                # Events that others cause take an eighth of a CPU at most; a doubt ends the rest.
-                readable(self._look_fd, min(_POLL_S, max(_PAUSE_S, 7 * self._look())))
-                ready = poll.poll(1000 * max(_POLL_S, self.source.due_s()))
-                if any(fd == self._look_fd for fd, _ in ready):
-                    os.eventfd_read(self._look_fd)
-        except Exception as error:  # noqa: BLE001 - raised again by `take`: a thread that ends in silence would be worse
-            self._found.put(error)
-            self._wake()
+        for fd in (self._look_fd, self.source.fileno()):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        if any(fd == self._look_fd for fd, _ in poll.poll(1000 * (rest_s or 0.0))):
+            os.eventfd_read(self._look_fd)
 
     def _look(self) -> float:
-        """Look once; the seconds it took."""
-        began = self._began = time.monotonic()
+        """Look once; for how many seconds to wait for an event then."""
         try:
             found: Change | MonitorError = self.source.poll()
         except MonitorError as error:
             found = error
-        self._began = None
         if found != Change():
             self._found.put(found)
         if not isinstance(found, MonitorError) and self.source.is_complete:
             self._known.set()  # after the queue has it: a waiting thread finds it there
         if found != Change():
-            self._wake()
-        return time.monotonic() - began
+            self._wake_loop()
+        return max(_POLL_S, self.source.due_s())
 
 
 def pod_message(found: FoundPod, era: Era = CURRENT) -> PodSeen:

@@ -27,6 +27,7 @@ from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
 from monitor.side.export.log import Log
 from monitor.side.node_state import Figures, NodeState, label
+from monitor.side.worker import WatchedThread
 
 if TYPE_CHECKING:
     from monitor.actions.procfeed import ProcessFeed
@@ -43,7 +44,7 @@ _MOST_LEAVING = 32
 _LOG_S = 10.0
 
 
-class VictimMarks:
+class VictimMarks(WatchedThread):
     """`take` and `restored` are the loop's, and never wait.
 
     Under --mode hold and --mode enforce. A pod that is being evicted keeps its mark until it is gone. While evictions
@@ -53,10 +54,16 @@ class VictimMarks:
     """
 
     def __init__(
-        self, node: NodeState, log: Log, wake_loop: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self,
+        node: NodeState,
+        log: Log,
+        wake_loop: Callable[[], None],
+        on_failure: Callable[[Exception], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("victim marks", self.turn, threading.Event(), on_failure, clock)
         self.marks = self.failures = 0
-        self._node, self._log, self._wake_loop, self._clock = node, log, wake_loop, clock
+        self._node, self._log, self._wake_loop = node, log, wake_loop
         self._journal = MarkJournal(Path(node.config.state_dir))
         self._wanted: dict[str, FoundPod] = {}  # replaced as a whole by the loop, read by the thread
         self._leaving: deque[str] = deque(maxlen=_MOST_LEAVING)
@@ -66,10 +73,7 @@ class VictimMarks:
         self._looked = 0.0
         self._problem = ""
         self._restored: deque[str] = deque()
-        self._wake = threading.Event()
         self._hurry = threading.Event()  # ends a rest
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
 
     @property
     def marked(self) -> Mapping[str, int]:
@@ -93,7 +97,7 @@ class VictimMarks:
             if wanted.keys() != self._wanted.keys():
                 self._asked |= wanted.keys()
                 self._wanted = wanted
-                self._wake.set()
+                self.wake()
             if isinstance(message, Suspended):
                 # End the pause after a turn: on a busy machine a mark that stayed for 0.3 s cost a pod, and
                 # nothing was gained.
@@ -110,31 +114,22 @@ class VictimMarks:
                 found.append(uid)
         return found
 
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="victim marks", daemon=True)
-        self._thread.start()
-
     def close(self, timeout_s: float = 2.0) -> None:
         """Set every value back. What cannot be in that time is in the journal, for the next start."""
-        self._end.set()
-        self._wake.set()
+        self.closing.set()
+        self.wake()
         self._hurry.set()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self.is_alive():
+            self.join(timeout_s)
 
     # the thread's
 
-    def _run(self) -> None:
-        pause = None
-        while True:
-            self._wake.wait(pause)
-            self._wake.clear()
-            self._hurry.clear()
-            if self._end.is_set():
-                break
-            began = self._clock()
-            pause = self.turn()
-            self._hurry.wait(_REST * (self._clock() - began))
+    def rest(self, rest_s: float | None, took_s: float) -> None:
+        self._hurry.wait(_REST * took_s)
+        super().rest(rest_s, took_s)
+        self._hurry.clear()
+
+    def at_end(self) -> None:
         for uid in list(self._marks):
             self._restore(uid)
 
@@ -295,13 +290,14 @@ class ProcessWatch:
     log: Log
     wake: Callable[[], None]
     doubt: Callable[[str], None]
+    failed: Callable[[Exception], None]
 
     def __post_init__(self) -> None:
         node, log, config = self.node, self.log, self.node.config
         self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
         about = node.hierarchy, node.capacity, self._notes, log.budget, era(config.policy)
         self.scores = OomScores(*about)
-        self.marks = VictimMarks(node, log, self.wake) if config.enforce else None
+        self.marks = VictimMarks(node, log, self.wake, self.failed) if config.enforce else None
         if self.marks is not None:
             self.marks.start()
         self.over = OverBudget(node, self.figures, log, self.scores.look_soon)

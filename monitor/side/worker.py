@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from monitor.errors import MonitorError
-from monitor.kernel.sched import take_time
 
 Job = Callable[[], object]
 
@@ -128,9 +127,13 @@ def _kind(error: OSError | MonitorError | None) -> object:
     return error.errno if isinstance(error, OSError) else error and str(error)
 
 
-# A thread that works in turns and can be seen to hang in one.
+#: A turn that takes longer than this many seconds hangs: 110 manifests take a tenth of one.
+STALLED_S = 5.0
+
+
 class WatchedThread(threading.Thread):
-    """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`.
+    """Calls ``turn()`` until ``closing`` is set; each returns how many seconds to rest after it, None: until `wake`. It
+    can be seen to hang in one.
 
     An exception of a turn sets that, and ``on_failure`` gets it.
     """
@@ -141,34 +144,42 @@ class WatchedThread(threading.Thread):
         turn: Callable[[], float | None],
         closing: threading.Event,
         on_failure: Callable[[Exception], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self._turn = turn
-        self._closing = closing
-        self._on_failure = on_failure
+        self.closing = closing
+        self._turn, self._on_failure, self._clock = turn, on_failure, clock
         self._wake = threading.Event()
         self._began: float | None = None  # the turn under way, monotonic seconds
         self.wake = self._wake.set
 
     def run(self) -> None:
-        take_time()
         try:
-            while not self._closing.is_set():
+            while not self.closing.is_set():
+                began = self._clock()
                 self.begin_turn()
                 rest_s = self._turn()
                 self._began = None
-                self._wake.wait(rest_s)
-                self._wake.clear()
+                self.rest(rest_s, self._clock() - began)
+            self.at_end()
         except Exception as error:  # noqa: BLE001 - a thread that ends in silence would be worse
             self._began = None
-            self._closing.set()
+            self.closing.set()
             self._on_failure(error)
+
+    def rest(self, rest_s: float | None, took_s: float) -> None:
+        self._wake.wait(rest_s)
+        self._wake.clear()
+
+    def at_end(self) -> None:
+        """What is to be done when `closing` is set."""
 
     def begin_turn(self) -> None:
         """Called within a long turn, to show that it does not hang."""
         self._began = time.monotonic()
 
-    def busy_s(self) -> float:
-        """For how long the turn under way has lasted; 0 between two."""
+    def stalled_s(self) -> float:
+        """For how long the turn under way has been hanging; 0 if it does not."""
         began = self._began
-        return 0.0 if began is None else time.monotonic() - began
+        took_s = 0.0 if began is None else time.monotonic() - began
+        return took_s if took_s > STALLED_S else 0.0

@@ -15,7 +15,7 @@ from monitor.link.messages import DiskFigures
 from monitor.pods.storage import Roots
 from monitor.policy.layout import DELETE_IMAGES
 from monitor.policy.signals import PID, Observation
-from monitor.side import disk_watch
+from monitor.side import disk_watch, worker
 from monitor.side.export.metrics import reclaim_metrics
 from tests import live
 from tests.daemon.disk_bench import MI, SIZE, Bench
@@ -164,7 +164,7 @@ def test_what_a_thread_dies_of_is_reported(bench: Bench) -> None:
 
 
 def test_a_call_that_hangs_is_seen(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_watch, "STALLED_S", 0.0)
+    monkeypatch.setattr(worker, "STALLED_S", 0.0)
     # No file system here can be made to hang at will: the call into it waits before it is made.
     gate, entered = threading.Event(), threading.Event()
     real = disk_watch.file_system

@@ -9,6 +9,7 @@ from pathlib import Path
 from monitor.pods.inotify import FILES, IN_MODIFY, Watcher
 from monitor.pods.model import Change
 from monitor.side.pod_watch import PodWatch
+from tests.log_lines import ignored
 
 #: 384 KiB of events, which the kernel merges only where two in a row are alike.
 WRITES = 12_000
@@ -57,7 +58,7 @@ class Restless:
 
 def test_looks_take_an_eighth_of_a_cpu_at_most() -> None:
     source, over = Restless(), os.eventfd(0)
-    PodWatch(source, lambda: os.eventfd_write(over, 1)).start()
+    PodWatch(source, ignored, lambda _: os.eventfd_write(over, 1)).start()
     os.eventfd_read(over)
     os.close(over)
     os.close(source.fd)

@@ -43,7 +43,7 @@ class Bench:
             self.processes[name] = stack.enter_context(Puppet(cgroup))
             self.write(name, 100 * (number + 1))
         known = Parts(RunConfig(state_dir=str(state_dir)), cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
-        self.marks = VictimMarks(known.node, self.log, ignored, self.clock)
+        self.marks = VictimMarks(known.node, self.log, ignored, ignored, self.clock)
 
     def clock(self) -> float:
         self.now += self.pass_s
@@ -107,8 +107,8 @@ def test_nobody_is_marked_while_evictions_would_not_help(bench: Bench) -> None:
 def test_a_mark_that_would_cost_a_pod_for_nothing_does_not_wait_for_the_rest_after_a_turn(bench: Bench) -> None:
     """A turn of 10 s, as on a machine without a CPU to spare: it would rest for 200 s."""
     bench.pass_s = 10.0
-    bench.marks.start()
     bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
+    bench.marks.start()
     live.until(lambda: bench.values[0] == 1000, "the mark")
     bench.marks.take(SUSPENDED)
     live.until(lambda: bench.values[0] == 100, "its own value")
