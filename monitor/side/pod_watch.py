@@ -162,7 +162,7 @@ class PodSync:
             self.scores.remove_pod(uid)
             name = label(before[uid].pod) if uid in before else uid
             self.log.budget("info", "pod gone", pod=name, uid=uid)
-            self.log.budget.forget(name)
+            self.log.budget.left_out.pop(name, None)
         for found in change.updated:
             if found.pod.uid not in before:
                 self._log_new(found)

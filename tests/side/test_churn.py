@@ -147,7 +147,8 @@ class Node:
             f"{owner}.{name}": len(value)
             for owner, one in owners.items()
             for name, value in vars(one).items()
-            if isinstance(value, dict | list | set) and name not in ("_waiting", "_handlers")
+            if isinstance(value, dict | list | set)
+            and name not in ("_waiting", "_handlers", "_lines")  # an interval has an end
         }
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ import select
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from monitor.side.worker import Worker
@@ -28,19 +27,6 @@ _OTHERS = "(others)"
 _NO_POD = "(no pod)"
 
 
-@dataclass(slots=True)
-class _Kind:
-    """Lines of one kind about one pod since ``since_ns``."""
-
-    since_ns: int
-    level: str
-    lines: int = 0
-
-    @property
-    def left_out(self) -> int:
-        return max(0, self.lines - BURST)
-
-
 class LogBudget:
     """Logs what it is called with, or counts it; `flush` logs from time to time how many were not written."""
 
@@ -48,7 +34,8 @@ class LogBudget:
         self.left_out: Counter[str] = Counter()  # lines by pod, since the start
         self._log = log
         self._clock = clock
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._since_ns = 0  # when the interval began
+        self._lines: Counter[tuple[str, str, str]] = Counter()  # in it: by pod, message and level
 
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
         """One line about the ``pod`` of the fields.
@@ -58,18 +45,14 @@ class LogBudget:
         """
         pod = fields.get("pod")
         of = pod.partition("/")[0] if pod is not None and pod.startswith("user-") else pod or _NO_POD
-        now, key = self._clock(), (of, message)
-        if key not in self._kinds and len(self._kinds) >= _MOST:
-            self.flush()
-            key = key if len(self._kinds) < _MOST else (_OTHERS, message)
-        kind = self._kinds.get(key)
-        if kind is not None and now - kind.since_ns >= INTERVAL_NS:
-            self._flush(key, now)
-            kind = None
-        if kind is None:
-            kind = self._kinds[key] = _Kind(now, level)
-        kind.lines += 1
-        if not kind.left_out:
+        self.flush()
+        if not self._lines:
+            self._since_ns = self._clock()
+        key = of, message, level
+        if key not in self._lines and len(self._lines) >= _MOST:
+            key = _OTHERS, message, level
+        self._lines[key] += 1
+        if self._lines[key] <= BURST:
             self._log(level, message, **fields)
         elif pod is not None:
             if len(self.left_out) >= _MOST and pod not in self.left_out:  # of pods that were gone before
@@ -78,26 +61,17 @@ class LogBudget:
 
     def due_ns(self) -> int | None:
         """When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out."""
-        return min((kind.since_ns + INTERVAL_NS for kind in self._kinds.values() if kind.left_out), default=None)
+        return self._since_ns + INTERVAL_NS if any(n > BURST for n in self._lines.values()) else None
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Log what was left out in each interval that is over, or, ``at_once``, in all of them."""
-        now = self._clock()
-        for key, kind in list(self._kinds.items()):
-            if at_once or now - kind.since_ns >= INTERVAL_NS:
-                self._flush(key, now)
-
-    def forget(self, pod: str) -> None:
-        """A pod is gone, and so is its count; what was left out is logged still."""
-        self.left_out.pop(pod, None)
-        for key in [key for key, kind in self._kinds.items() if key[0] == pod and not kind.left_out]:
-            del self._kinds[key]
-
-    def _flush(self, key: tuple[str, str], now_ns: int) -> None:
-        kind = self._kinds.pop(key, None)
-        if kind is not None and kind.left_out:  # None: another thread has just logged it
-            about = {"pod": key[0], "of": key[1], "lines": kind.left_out}
-            self._log(kind.level, "more of the same", **about, seconds=round((now_ns - kind.since_ns) / 1e9, 1))
+        """Log what was left out in an interval that is over, or, ``at_once``, in this one."""
+        took_ns = self._clock() - self._since_ns
+        if at_once or took_ns >= INTERVAL_NS:
+            lines, self._lines = self._lines, Counter()
+            for (pod, message, level), n in lines.items():
+                if n > BURST:
+                    about = {"pod": pod, "of": message, "lines": n - BURST}
+                    self._log(level, "more of the same", **about, seconds=round(took_ns / 1e9, 1))
 
 
 #: syslog priorities
