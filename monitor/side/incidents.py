@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from monitor import documents
 from monitor.errors import MonitorError
 from monitor.kernel.durable import JsonFolder, sync_directory
 from monitor.owner import ChangeableError, changed_by, check_alone, mend, others
-from monitor.side.export.log import Log
 
 FOLDER = "incidents"
 #: What a version before had: SQLite, which only that version reads.
@@ -172,51 +171,35 @@ def _some(ids: Ids) -> str:
 class IncidentStore(IncidentReader):
     """Writes incidents to ``path``, from one thread. Every method may block and raise OSError.
 
-    For metrics, readable from any thread without waiting: ``problem`` (why the last write failed, in one line; "" if it
-    did not); ``stored`` incidents (None before the first write); ``lost`` incidents, refused for good.
+    ``stored``: how many there are, None before the first write; readable from any thread without waiting.
     """
 
     max_bytes: int = MAX_BYTES
     keep: int = KEEP
-    log: Log = field(default_factory=Log)
-    problem: str = ""
     stored: int | None = None
-    lost: int = 0
 
     def __post_init__(self) -> None:
         self._of: dict[str, str] = {}  # name -> the pods of it, for those that were compared
         self._newest_ns = 0  # modification time of the newest file; 0: not known yet
 
-    def record(self, incident: Mapping[str, Any]) -> None:
-        """`add` as a worker's job: raises an OSError that may pass; logs other errors and counts them in `lost`."""
-        before = self.problem
-        try:
-            self.add(incident)
-        except (MonitorError, ChangeableError) as error:
-            self.lost += 1
-            if str(error) != before:
-                self.log.error("an incident was not stored", incident=incident["id"], problem=str(error))
-
     def add(self, incident: Mapping[str, Any]) -> None:
         """Store an incident, or a later version of one; where they do not fit, others are deleted (`_make_room`).
 
-        On disk when it returns. Raises MonitorError for one that is too large, ChangeableError for a directory that
-        others can change, and OSError for what may pass (no space, read-only); then nothing has changed.
+        On disk when it returns. Raises MonitorError for one that is too large and for a directory that others can
+        change, and OSError for what may pass (no space, read-only); then nothing has changed.
         """
         name, data = _name(incident["id"]), json.dumps(incident, separators=(",", ":")).encode()
         if len(data) > self.max_bytes // 16:
             raise MonitorError(f"incident {incident['id']!r} is too large to be stored ({len(data)} bytes)")
-        folder = JsonFolder(self.path)
         try:
             check_alone(self.path)
-            folder.replace(f"{name}.json", data)
-            self._settle(self.path / f"{name}.json")
-            self._of[name] = ",".join(_pods(incident))
-            self._make_room(folder, name)
-        except (OSError, ChangeableError) as error:
-            self.problem = str(error)
-            raise
-        self.problem = ""
+        except ChangeableError as error:
+            raise MonitorError(str(error)) from None
+        folder = JsonFolder(self.path)
+        folder.replace(f"{name}.json", data)
+        self._settle(self.path / f"{name}.json")
+        self._of[name] = ",".join(_pods(incident))
+        self._make_room(folder, name)
 
     def _settle(self, path: Path) -> None:
         """Make a file the newest, also where the clock was set back, and its name durable."""

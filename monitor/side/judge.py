@@ -47,10 +47,10 @@ class Judge:
         self.verdicts, self.flags = dict.fromkeys(VERDICTS, 0), dict.fromkeys(FLAGS, 0)
         self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
         self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
-        self.store = IncidentStore(Path(self.config.state_dir) / FOLDER, log=self.log)
+        self.store = IncidentStore(Path(self.config.state_dir) / FOLDER)
         self._worker = Worker("judge", _QUEUE)
         self._worker.submit(hurry)
-        self._files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
+        self.files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
         self._logged: dict[str, str] = {}  # id -> the verdict it was logged with
         self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
         self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
@@ -68,19 +68,19 @@ class Judge:
         """
         deadline = time.monotonic() + timeout_s
         self._worker.close(timeout_s)
-        self._files.close(max(0.0, deadline - time.monotonic()))
-        lost, unjudged = sorted({str(key) for key in self._files.undone}), len(self._worker.undone)
+        self.files.close(max(0.0, deadline - time.monotonic()))
+        lost, unjudged = sorted({str(key) for key in self.files.undone}), len(self._worker.undone)
         if lost or unjudged:
             self.log.error("the monitor ends before everything is stored", incidents=lost, unjudged=unjudged)
 
     @property
     def idle(self) -> bool:
-        return not self._worker.undone and not self._files.undone
+        return not self._worker.undone and not self.files.undone
 
     @property
     def dropped(self) -> int:
-        """Versions of episodes and of incidents that found no room in a queue."""
-        return self._worker.dropped + self._files.dropped
+        """Versions of episodes and of incidents that found no room in a queue, and incidents refused for good."""
+        return self._worker.dropped + self.files.dropped
 
     def _judge(self, found: Episode, final: bool) -> None:
         try:
@@ -99,11 +99,8 @@ class Judge:
         if final:
             self._logged.pop(incident.id, None)
             self._counted.pop(incident.id, None)
-        self._files.submit(partial(self.store.record, made), incident.id, final)
-        try:
-            self.on_incident(made)
-        except MonitorError as error:
-            self.log.error(str(error))
+        self.files.submit(partial(self.store.add, made), incident.id, final)
+        self.on_incident(made)
 
     def _count(self, incident: Incident) -> None:
         self.verdicts[incident.verdict] += 1
@@ -123,7 +120,10 @@ class Judge:
         keys = ("id", "verdict", "flags", "domain", "margin_bytes", "margin_ms", "observed", "advice")
         self.log(level, "incident", final=final, **{key: incident[key] for key in keys}, summary=incident["summary"])
 
-    def _store_failed(self, error: OSError) -> None:
+    def _store_failed(self, error: OSError | MonitorError) -> None:
+        if isinstance(error, MonitorError):
+            self.log.error("an incident was not stored", problem=str(error))
+            return
         path = str(self.store.path)
         self.log.failed("incidents cannot be stored; trying again", error, path=path, every_s=_RETRY_S)
 

@@ -77,7 +77,8 @@ class MessageHandler:
         self.node, self.counts, self.send = self.figures.node, self.figures.counts, self.figures.send
         self.reaper = Worker("reaper")
         self._reclaimer = Worker("reclaimer")  # not the reaper: a reclaim may take seconds
-        self._takers = Worker("takers", 1)  # while one look is under way, another would give the same
+        # While one look is under way, another would give the same.
+        self._takers = Worker("takers", 1, on_error=self._no_takers)
         self.soft_brakes = SoftBrakes(self.node, self.send, self.log)
         self._reap_errors: set[int] = set()
         self._on_soften = self.soft_brakes.soften
@@ -116,14 +117,13 @@ class MessageHandler:
 
     def _look_for_takers(self) -> None:
         """By a thread: reading the processes of the node may take some milliseconds."""
-        try:
-            found = takers(self.node)
-        except (MonitorError, OSError) as error:  # the worker's thread would end with it
-            self.log.warning("what takes the memory is not known", problem=str(error))
-            return
+        found = takers(self.node)
         if self.node.braked is not None or not self.node.takers:
             self.node.takers = found
         self.log.warning("largest memory users outside evictable pods", takers=list(found))
+
+    def _no_takers(self, error: Exception) -> None:
+        self.log.warning("what takes the memory is not known", problem=str(error))
 
     def _on_podheld(self, message: messages.PodHeld) -> None:
         self._pod_event(message, "OutraceHeld", self.holds.held(message))

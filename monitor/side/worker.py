@@ -1,7 +1,8 @@
 """A thread with a bounded queue, for work that may block (files, a stuck stderr) and must not delay its sender.
 
 What finds no room is dropped and counted. A worker that retries keeps a job that failed with an OSError (a full disk)
-and tries it again until it succeeds, so nothing is reordered and nothing is lost while there is room.
+and tries it again until it succeeds, so nothing is reordered and nothing is lost while there is room. A MonitorError
+does not pass: the job is dropped.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Worker:
         while (job := self._next()) is not None:
             is_last = False
             while not self._attempt(job):
-                if self._retry_s is None or is_last:
+                if self._retry_s is None or is_last or isinstance(self.failing, MonitorError):
                     self.dropped += 1
                     self._given_up += self._running if is_last else []
                     break

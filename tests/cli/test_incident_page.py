@@ -23,7 +23,6 @@ from monitor.cli.main import cli
 from monitor.cli.svg import Markup, element
 from monitor.side.incidents import IncidentStore
 from tests.commands import run
-from tests.log_lines import LogLines
 from tests.race.scenarios import SCENARIOS, of_scenario
 from tests.side.incident_samples import SAMPLES
 
@@ -89,7 +88,7 @@ def changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("state")
-    store = IncidentStore(directory / "incidents", log=LogLines())
+    store = IncidentStore(directory / "incidents")
     for incident in (*SAMPLES, WON):
         store.add(incident)
     return directory

@@ -34,8 +34,8 @@ def test_a_flood_is_judged_by_its_newest_and_every_last_word_is_stored(
 ) -> None:
     """30 pods, each judged again and again while the disk does not answer: nothing is dropped."""
     hung = threading.Event()
-    record = IncidentStore.record
-    monkeypatch.setattr(IncidentStore, "record", lambda self, one: (hung.wait(60), record(self, one))[1])
+    record = IncidentStore.add
+    monkeypatch.setattr(IncidentStore, "add", lambda self, one: (hung.wait(60), record(self, one))[1])
     heard: list[dict[str, Any]] = []
     config = RunConfig(state_dir=str(tmp_path))
     one = Judge(config, Log(), heard.append)
@@ -70,7 +70,7 @@ def test_what_the_end_leaves_unstored_is_logged(
             over.wait(60)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(IncidentStore, "record", record)
+    monkeypatch.setattr(IncidentStore, "add", record)
     heard: list[dict[str, Any]] = []
     one = Judge(RunConfig(state_dir=str(tmp_path)), Log("json"), heard.append)
     found = list(episodes(*of_pods(3, 3)))
@@ -90,7 +90,7 @@ def test_a_disk_that_has_room_again_gets_the_last_word(
 ) -> None:
     """Refused, and asked to end in the pause before the next try."""
     full, refused = [True], threading.Event()
-    record = IncidentStore.record
+    record = IncidentStore.add
 
     def refusing(store: IncidentStore, incident: Mapping[str, Any]) -> None:
         if full[0]:
@@ -98,7 +98,7 @@ def test_a_disk_that_has_room_again_gets_the_last_word(
             raise OSError(errno.ENOSPC, "No space left on device")
         record(store, incident)
 
-    monkeypatch.setattr(IncidentStore, "record", refusing)
+    monkeypatch.setattr(IncidentStore, "add", refusing)
     one = Judge(RunConfig(state_dir=str(tmp_path)), Log("json"), lambda _: None)
     first, last = episodes(*of_pods(2, 2))
     one.submit(first, False)

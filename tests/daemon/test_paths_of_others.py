@@ -12,7 +12,6 @@ from monitor.cli.daemons import running
 from monitor.cli.run import lock, warn_of_code
 from monitor.errors import ConfigError, MonitorError
 from monitor.link.daemon_socket import SOCKET
-from monitor.owner import ChangeableError
 from monitor.side.export.log import Log
 from monitor.side.incidents import IncidentReader, IncidentStore
 from monitor.side.recording import Writer
@@ -54,7 +53,7 @@ def test_code_that_another_user_can_change_is_named(theirs: Path, capfd: pytest.
 
 
 def test_incidents_of_another_user_are_neither_written_nor_read(theirs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ChangeableError, match=f"{theirs} belongs to user {others.UID}"):
+    with pytest.raises(MonitorError, match=f"{theirs} belongs to user {others.UID}"):
         IncidentStore(theirs / "roots" / "incidents").add(SAMPLES[0])
     assert list((theirs / "roots").iterdir()) == []
     store = IncidentStore(tmp_path / "incidents")

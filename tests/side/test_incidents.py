@@ -20,7 +20,6 @@ from monitor.errors import MonitorError
 from monitor.side.incidents import IncidentReader, IncidentStore, UnknownIncident, unix_time
 from tests.filesystems import Mounts
 from tests.live import TIMEOUT_S, environment
-from tests.log_lines import LogLines
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, SAMPLES, variant
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount and give files away")
@@ -35,7 +34,7 @@ def path() -> Iterator[Path]:
 
 
 def store_at(path: Path, **options: Any) -> IncidentStore:
-    return IncidentStore(path, log=LogLines(), **options)
+    return IncidentStore(path, **options)
 
 
 def filled(path: Path) -> IncidentStore:
@@ -60,7 +59,7 @@ def test_incidents_come_back_as_they_were_newest_first(path: Path) -> None:
             assert json.dumps(reader.get(sample["id"])) == json.dumps(sample)  # the order of the keys too
         assert list(reader.all()) == list(SAMPLES)
         assert (reader.get("latest"), reader.get("2026-01-31T04")) == (OWN_LIMIT, DURING_GRACE)
-    assert (store.stored, store.problem, store.lost) == (3, "", 0)
+    assert store.stored == 3
     assert {one.stat().st_mode & 0o777 for one in path.iterdir()} == {0o640}
 
 
@@ -122,15 +121,13 @@ def test_the_id_of_a_unit_with_the_longest_name_fits_into_that_of_a_file(path: P
     assert store.get(long)["id"] == store.get("20260131")["id"] == store.list()[0]["id"] == long
 
 
-def test_what_is_too_large_is_reported_and_does_not_end_the_worker(path: Path) -> None:
+def test_what_is_too_large_is_refused(path: Path) -> None:
     store = store_at(path, max_bytes=MIB)
     store.add(OWN_LIMIT)
     large = EVICTION_WON | {"steps": ["x" * 64] * 1000}
     with pytest.raises(MonitorError, match="too large to be stored"):
         store.add(large)
-    store.record(large)
-    assert store.lost == 1
-    store.record(EVICTION_WON)
+    store.add(EVICTION_WON)
     assert store.stored == 2
 
 
@@ -273,11 +270,10 @@ def test_a_full_disk_is_an_error_and_harms_nothing(mounts: Mounts) -> None:
     with pytest.raises(OSError) as caught:
         store.add(EVICTION_WON | {"verdict": "relieved"})
     assert caught.value.errno == errno.ENOSPC
-    assert "No space left" in store.problem
     assert list(store.all()) == [EVICTION_WON]
     ballast.unlink()
     store.add(OWN_LIMIT)
-    assert (store.problem, store.stored) == ("", 2)
+    assert store.stored == 2
     assert len(os.listdir(store.path)) == 2
 
 
@@ -291,7 +287,6 @@ def test_a_read_only_disk_can_be_read_and_not_written(mounts: Mounts) -> None:
     with pytest.raises(OSError) as caught:
         store.add(variant(1))
     assert caught.value.errno == errno.EROFS
-    assert store.problem
     subprocess.run(["mount", "-o", "remount,rw", directory], check=True)
     store.add(variant(1))
     assert store.stored == 4

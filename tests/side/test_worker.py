@@ -2,16 +2,11 @@
 
 import errno
 import threading
-from pathlib import Path
 
 import pytest
 
 from monitor.errors import MonitorError
-from monitor.kernel.cgroupfs import Hierarchy
-from monitor.settings.config import RunConfig
-from monitor.side import message_handler
 from monitor.side.worker import Worker
-from tests.side.parts import Parts
 
 TIMEOUT_S = 60.0
 
@@ -73,14 +68,16 @@ def test_a_failed_job_is_tried_again_before_the_next_and_reported_once_per_errno
     assert (worker.failures, worker.failing, worker.dropped) == (3, None, 0)
 
 
-@pytest.mark.parametrize("error", [BrokenPipeError(errno.EPIPE, "gone"), MonitorError("not possible", "")])
-def test_without_retry_a_failed_job_is_dropped_and_the_next_runs(error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "retry_s"), [(BrokenPipeError(errno.EPIPE, "gone"), None), (MonitorError("not possible", ""), 3600.0)]
+)
+def test_without_retry_a_failed_job_is_dropped_and_the_next_runs(error: Exception, retry_s: float | None) -> None:
     ran: list[int] = []
 
     def fail() -> None:
         raise error
 
-    worker = Worker("test")
+    worker = Worker("test", retry_s=retry_s)
     worker.submit(fail)
     worker.submit(lambda: ran.append(1))
     assert worker.close(TIMEOUT_S)
@@ -100,14 +97,3 @@ def test_closing_gives_up_on_what_cannot_be_done() -> None:
     assert failed.wait(TIMEOUT_S)
     assert worker.close(TIMEOUT_S)  # not after an hour
     assert (worker.dropped, worker.failures, worker.undone) == (2, 4, ["one", "other"])
-
-
-def test_a_look_at_the_takers_that_fails_does_not_end_the_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object) -> None:
-        raise MonitorError("cgroup.procs cannot be read: Cannot allocate memory")
-
-    handler = Parts(RunConfig(), Hierarchy(2, tmp_path), 512 << 20).handler()
-    monkeypatch.setattr(message_handler, "takers", refused)
-    handler._look_for_takers()

@@ -379,9 +379,8 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
     yield from _stalls(races, pods)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
-    yield gauge("incident_store_failing", "1 while incidents cannot be stored.", bool(store.problem))
-    lost = store.lost + judge.dropped
-    yield counter("incidents_lost", "Incidents that are not stored: refused, or dropped before.", lost)
+    yield gauge("incident_store_failing", "1 while incidents cannot be stored.", judge.files.failing is not None)
+    yield counter("incidents_lost", "Incidents that are not stored: refused, or dropped before.", judge.dropped)
 
     counters = races.alerts.counters
     for name, text in _ALERTS.items():
