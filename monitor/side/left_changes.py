@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from monitor.actions.ledger import HOT, MARKS, RELAX, SCORES, SIDE, owner_of, this_daemon
 from monitor.actions.oomadj import Logger
 from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.procfs import born_ns, readable
+from monitor.kernel.procfs import born_ns, lives, readable
 from monitor.settings.config import RunConfig
 
 #: A hot process that has closed the channel is gone within 1 ms; its memory may take longer.
@@ -27,8 +26,6 @@ _HOT_ENDS_S = 1.0
 _NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
 #: The unit sets it: its ExecStopPost= undoes what is left, or leaves it to the daemon that systemd starts 1 s later.
 _STOP_POST = "OUTRACE_STOP_POST"
-#: A daemon has the lock among its first descriptors, before pods and clients; a user opens millions, and locks as many.
-_FIRST = 256
 
 
 def wait_for_next_s(clock: Callable[[], int] = time.monotonic_ns) -> float:
@@ -43,7 +40,8 @@ class LeftChanges:
 
     def __init__(self, config: RunConfig, hierarchy: Hierarchy, log: Logger, next_s: float = _NEXT_S) -> None:
         self._config, self._hierarchy, self._log = config, hierarchy, log
-        self._hot, self._holder = os.pidfd_open(os.getppid()), owner_of(os.getppid())
+        self._hot_pid = os.getppid()
+        self._hot, self._holder = os.pidfd_open(self._hot_pid), owner_of(self._hot_pid)
         self._next_s = next_s
         self._is_ready = not config.holds  # else the hot process has not taken over holds yet
 
@@ -82,27 +80,14 @@ class LeftChanges:
             undo_left([Path(self._config.state_dir)], self._log, self._hierarchy)
 
     def _next_one(self) -> bool:
-        """Whether a daemon is started on the same state dir: it keeps holds where memory is short, releases the other
-        pods, and has the state dir's lock. The helper only looks for the lock: to take it might keep it from starting.
+        """Whether a daemon is started on the same state dir: it keeps holds where memory is short, and releases the
+        other pods. It writes its pid into the state dir's lock; to try the lock might keep it from starting.
         """
         deadline = time.monotonic() + self._next_s
-        while True:
-            with suppress(OSError), open("/proc/locks") as lines:
-                lock = os.stat(f"{self._config.state_dir}/lock")
-                locks = (line.split() for line in lines if f":{lock.st_ino} " in line)
-                pids = {fields[4] for fields in locks if fields[1] == "FLOCK"}
-                if any(time.monotonic() < deadline and _has_open(pid, lock) for pid in pids):
+        while time.monotonic() < deadline:
+            with suppress(OSError, ValueError):
+                pid = int(Path(self._config.state_dir, "lock").read_text())
+                if pid != self._hot_pid and lives(pid):
                     return True
-            if time.monotonic() > deadline:
-                return False
             time.sleep(0.02)
-
-
-def _has_open(pid: str, file: os.stat_result) -> bool:
-    """Whether this process has this very file: a pod's tmpfs has files of the same inode number, and may lock them."""
-    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-        for descriptor in islice(descriptors, _FIRST):
-            with suppress(OSError):
-                if os.path.samestat(os.stat(descriptor.path), file):
-                    return True
-    return False
+        return False

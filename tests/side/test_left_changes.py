@@ -1,15 +1,12 @@
 """The helper releases what the hot process held when that dies and no other daemon comes, and only then."""
 
-import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,10 +19,8 @@ from monitor.side import left_changes
 from monitor.side.left_changes import LeftChanges
 from tests import live
 from tests.actions.test_ledger import killed_daemon
-from tests.filesystems import Mounts
 from tests.hold.braked import HIERARCHY, Stand
 from tests.hold.braked import held as held
-from tests.kube.clock import WaitedClock
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -157,58 +152,3 @@ def test_where_a_start_is_slow_the_next_daemon_has_more_time(took_s: float, wait
     born = born_ns(os.getpid())
     # The kernel has the birth by the clock that includes suspends, so two readings differ by microseconds.
     assert left_changes.wait_for_next_s(lambda: born + int(took_s * 1e9)) == pytest.approx(waits_s, abs=0.1)
-
-
-def test_a_lock_of_another_file_is_no_next_daemon(held: Stand, mounts: Mounts) -> None:
-    """Inode numbers of a tmpfs count from 1: a pod's may have that of the state dir's lock, and lock it."""
-    pod = mounts.tmpfs("pod", 1 << 16)
-    for directory in (mounts.tmpfs(held.state.name, 1 << 16), pod):
-        directory.chmod(0o755)
-        (directory / "lock").touch()
-    other = os.open(pod / "lock", os.O_RDWR)
-    assert os.fstat(other).st_ino == (held.state / "lock").stat().st_ino
-    fcntl.flock(other, fcntl.LOCK_EX)
-    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
-    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
-    assert not left._next_one()
-    os.close(other)
-    lock_fd = lock(held.state)
-    assert left._next_one()
-    os.close(lock_fd)
-
-
-def test_of_many_processes_only_those_are_looked_at_that_time_allows(
-    held: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pod whose processes lock a file of the same inode number would keep all pods frozen."""
-    held.state.mkdir(exist_ok=True)
-    looked, clock = list[str](), WaitedClock()
-    monkeypatch.setattr(left_changes, "time", SimpleNamespace(monotonic=clock, sleep=clock.wait))
-
-    def slow(pid: str, _: os.stat_result) -> bool:
-        looked.append(pid)
-        clock.wait(0.02)
-        return False
-
-    monkeypatch.setattr(left_changes, "_has_open", slow)
-    lines = "".join(f"{n}: FLOCK  ADVISORY  WRITE {n} 00:2b:{{inode}} 0 EOF\n" for n in range(1, 101))
-    lock_fd = lock(held.state)
-    text = lines.format(inode=(held.state / "lock").stat().st_ino)
-    monkeypatch.setattr(left_changes, "open", lambda _: StringIO(text), raising=False)
-    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
-    assert not LeftChanges(config, HIERARCHY, lambda *_, **__: None, next_s=0.1)._next_one()
-    os.close(lock_fd)
-    assert 1 <= len(looked) < 100
-
-
-def test_of_millions_of_descriptors_the_first_are_read(tmp_path: Path) -> None:
-    """Each look read all of a pod's that had locked a file with the inode number of the state dir's lock."""
-    (tmp_path / "lock").touch()
-    first = os.open(tmp_path / "lock", os.O_RDONLY)
-    late = fcntl.fcntl(first, fcntl.F_DUPFD_CLOEXEC, 900)
-    seen, others = os.fstat(first), [os.open("/dev/null", os.O_RDONLY) for _ in range(300)]
-    assert left_changes._has_open(str(os.getpid()), seen)
-    os.close(first)
-    assert not left_changes._has_open(str(os.getpid()), seen)
-    for descriptor in (late, *others):
-        os.close(descriptor)
