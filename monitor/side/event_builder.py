@@ -186,7 +186,8 @@ class EventBuilder:
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         self.confirmation = KillConfirmation(self.feed)
-        self._oom_events = OomEvents(node, self._names, self.confirmation, self.feed, self._is_pressed)
+        calls = self.confirmation, self.feed, self._is_pressed
+        self._oom_events = OomEvents(node, self._names, *calls, self.log, self.figures.counts)
         self._hold_ration = HoldRation()
         self._sampler = Sampler(node.hierarchy, self.figures, self._names, self.feed)
         self._losses = Losses(self.figures, self.now())

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 _RESEND_S = 1.0
 #: How long the first look at the pods may take before the rest is started beside it.
 _FIRST_LOOK_S = 2.0
-#: Lines of the log that may wait for their reader (1.5 KB each). 959 kills in 8.5 s are 2900 of them, and where 30 pods
-#: kept 2 CPUs busy a reader came so late that 171 did not fit into 1024.
+#: Lines of the log that may wait for their reader (1.5 KB each). Where 30 pods kept 2 CPUs busy a reader came so late
+#: that 171 of 2900 in 8.5 s did not fit into 1024.
 _LINES = 4096
 #: How long the log and the state dir get to finish when the daemon ends, each of them.
 _CLOSE_S = 2.0

@@ -16,7 +16,6 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs, meminfo
 from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
-from monitor.kernel.wire import SI_KERNEL, OomEvent
 from monitor.link import messages
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage, eviction_message
@@ -28,7 +27,6 @@ from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.holds import Holds, SoftBrakes
 from monitor.side.node_state import Figures, NodeState, label, pod_owners
-from monitor.side.oom_events import is_outside_node
 from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
@@ -242,39 +240,6 @@ class MessageHandler:
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
         self.send(messages.Reaped(number))
-
-    def _on_oomevent(self, event: OomEvent) -> None:
-        # A reclaim is for the record of a race only: it is begun often, and most often it helps.
-        if event.kind == "reclaim" or is_outside_node(event, self.node.config.node_cgroup):
-            return
-        pods = self.node.pods
-        owners = (one for one in pods.values() if event.victim_cgroup in one.cgroup_ids)
-        found = pods.get(event.pod) if event.pod else next(owners, None)
-        pod = label(found.pod) if found is not None else event.pod_name
-        if event.kind != "mark":
-            # Only the mark knows whose limit was hit and what the victim held.
-            known = ["ts_ns", "victim_pid", "victim_comm", "victim_cgroup"]
-            if event.kind == "exit":
-                text = "a killed process is gone"
-            elif event.si_code == SI_KERNEL:
-                text = "SIGKILL by the kernel"
-            elif event.invoker_pid == self.node.hot_pid:
-                return  # our own kills are reported as evictions
-            else:
-                text = "SIGKILL by a process: no OOM kill"
-                known += ["invoker_pid", "invoker_comm", "si_code"]
-            self.log.budget("info", text, pod=pod, **{key: getattr(event, key) for key in known})
-            return
-        left_out = {"kind", "pod", "pod_name"}
-        left_out |= {name for name in ("order", "missing", "source", "resent") if not getattr(event, name)}
-        fields = {name: value for name, value in event._asdict().items() if name not in left_out}
-        scope = "memcg" if event.oom_cgroup or "oom" in event.missing else "global"
-        level, text = "warning", "the kernel's OOM killer killed a process"
-        if event.exiting:
-            level, text = "info", "OOM killer chose a process that was exiting anyway"
-        else:
-            self.counts.oom_kills[scope] += 1
-        self.log.budget(level, text, pod=pod, scope=scope, **fields)
 
 
 def _present(message: messages.Message) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from monitor.kernel import cgroup_procs
 from monitor.kernel.kmsg import LoggedKill
-from monitor.kernel.wire import OomEvent
+from monitor.kernel.wire import SI_KERNEL, OomEvent
 from monitor.policy.ranking import Candidate
 from monitor.race.events import (
     KMSG,
@@ -30,10 +30,13 @@ from monitor.race.events import (
     Timed,
 )
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
-from monitor.side.node_state import NodeState
+from monitor.side.export.log import Log
+from monitor.side.node_state import Counts, NodeState
 
 #: How long a kill's line in the kernel's log and its mark wait for each other.
 LOGGED_NS = 1_000_000_000
+#: What the log has of a SIGKILL. Only the mark knows whose limit was hit and what the victim held.
+_OF_KILL = ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup", "invoker_pid", "invoker_comm", "si_code")
 
 
 @dataclass(eq=False)
@@ -104,13 +107,17 @@ def made(kind: type[_Kind], found: Mapping[str, Any], **more: Any) -> _Kind:
 
 @dataclass
 class OomEvents:
-    """``feed`` takes the events, in order. ``pressed()``: whether a threshold is, or was just, crossed."""
+    """``feed`` takes the events, in order; the log has kills. ``pressed()``: whether a threshold is, or was just,
+    crossed.
+    """
 
     node: NodeState
     names: CgroupNames
     confirmation: KillConfirmation
     feed: Callable[[Event], None]
     pressed: Callable[[], bool]
+    log: Log
+    counts: Counts
 
     def __post_init__(self) -> None:
         self.stopping_pods = StoppingPods(self.node, self.feed)
@@ -147,11 +154,14 @@ class OomEvents:
             memcg=victim.path,
             sender_pid=sender,
             sender_comm=event.invoker_comm,
-            ours=event.si_code != 128 and sender in (self.node.hot_pid, self.node.side_pid),
+            ours=event.si_code != SI_KERNEL and sender in (self.node.hot_pid, self.node.side_pid),
         )
         if kill.by_runtime and self.names.is_of_a_pod(event.invoker_cgroup):
             kill = replace(kill, sender_in_pod=True)
         self.feed(kill)
+        if kill.si_code != SI_KERNEL and not kill.ours:  # our own kills are reported as evictions
+            text = "SIGKILL by a process: no OOM kill"
+            self.log.budget("info", text, pod=event.pod_name, **{key: getattr(event, key) for key in _OF_KILL})
         if kill.by_runtime and kill.pod is not None and self.pressed():
             self.stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
 
@@ -189,8 +199,21 @@ class OomEvents:
             held=event.pod is not None and self.node.is_at_cap(event.pod, event.oom_limit),
         )
         self.feed(mark)
+        self._log_mark(event)
         if not event.exiting and not event.while_away:  # no daemon read the log then
             self.confirmation.marked(mark)
+
+    def _log_mark(self, event: OomEvent) -> None:
+        left_out = {"kind", "pod", "pod_name"}
+        left_out |= {name for name in ("order", "missing", "source", "resent") if not getattr(event, name)}
+        fields = {name: value for name, value in event._asdict().items() if name not in left_out}
+        scope = "memcg" if event.oom_cgroup or "oom" in event.missing else "global"
+        level, text = "warning", "the kernel's OOM killer killed a process"
+        if event.exiting:
+            level, text = "info", "OOM killer chose a process that was exiting anyway"
+        else:
+            self.counts.oom_kills[scope] += 1
+        self.log.budget(level, text, pod=event.pod_name, scope=scope, **fields)
 
     def _is_group(self, victim: NamedCgroup) -> bool | None:
         """Whether the victim's cgroup, or one above it, is killed as a whole; None where it is gone."""

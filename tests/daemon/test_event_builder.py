@@ -32,7 +32,9 @@ from monitor.race.verdict import verdict
 from monitor.side import event_builder as module
 from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import FOR_MEMORY
+from monitor.side.node_state import Counts
 from tests.daemon import harness
+from tests.log_lines import LogLines
 from tests.race.builders import pod as candidate
 from tests.side.test_holds import HELD
 
@@ -74,11 +76,12 @@ class Heard:
             side_pid=0,
             is_at_cap=lambda *_: False,
         )
-        figures: Any = SimpleNamespace(stats=SimpleNamespace(get=lambda _: 0), table=None, counted=dict)
+        stats = SimpleNamespace(get=lambda _: 0)
+        figures: Any = SimpleNamespace(stats=stats, table=None, counted=dict, counts=Counts())
         holds: Any = SimpleNamespace(evicted=lambda *what: self.passed_on.append(what))
-        log: Any = SimpleNamespace(info=lambda *_, **__: None)
+        self.log = LogLines()
         recorder: Any = SimpleNamespace(event=self.events.append, state_wanted=False)
-        about = holds, log, lambda e, final: self.episodes.append((e, final)), recorder
+        about = holds, self.log, lambda e, final: self.episodes.append((e, final)), recorder
         self.event_builder = EventBuilder(view, figures, *about, now=now)
 
     def of(self, kind: type[Event]) -> list[Any]:
@@ -134,6 +137,8 @@ def test_kills_elsewhere_on_the_machine_are_not_this_nodes(node: Path, monkeypat
     heard.event_builder.handle(marked(at, 0))
     assert [mark.scope for mark in heard.of(Mark)] == ["outside", "global"]
     assert heard.of(Mark)[0].oom_path == "/node/system"
+    logged = heard.log.matching("the kernel's OOM killer killed a process")
+    assert [line["scope"] for line in logged] == ["memcg", "global"]
     whole = Heard(node, is_machine=True)
     whole.event_builder.handle(marked(at, at))
     assert [mark.scope for mark in whole.of(Mark)] == ["outside"]
@@ -170,6 +175,7 @@ def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -
     )
     (kill,) = heard.of(Kill)
     assert (kill.by_runtime, kill.by_user) == (where == "../system", where != "../system")
+    assert [line["invoker_comm"] for line in heard.log.matching("no OOM kill")] == ["runc"]
 
 
 def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_pod_fills_no_log(node: Node) -> None:
     node.pod("a")
     node.pod("b")
     hot = node.synced()
-    kinds, most = ("kill", "exit", "mark"), 500
+    kinds, most = ("kill", "mark"), 500
     for kind in kinds:
         made = oom(kind=kind, invoker_pid=7, invoker_comm="x")
         for n in range(most):
