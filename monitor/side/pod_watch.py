@@ -10,7 +10,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,26 +123,19 @@ class PodSync:
     def pending(self) -> bool:
         return bool(self._unsent) or not self.node.synced
 
-    def take(self) -> Change:
+    def take(self) -> list[Change]:
         """What the watch found since the last call; the hot process gets it first."""
-        total = Change()
-        updated: dict[str, FoundPod] = {}
+        changes = list[Change]()
         for change in self.watch.take():
             if isinstance(change, MonitorError):
                 self.log.error(str(change))
                 continue
-            gone = [uid for uid in change.removed if uid in self.node.pods]
-            self._unsent |= {uid: channel.encode(PodGone(uid)) for uid in gone}
+            self._unsent |= {uid: channel.encode(PodGone(uid)) for uid in change.removed if uid in self.node.pods}
             self._unsent |= {one.pod.uid: _packet(pod_message(one, self._era)) for one in change.updated}
             self._update_state(change)
-            for uid in gone:
-                updated.pop(uid, None)  # `examine` forgets first: a pod that it adds after that would stay for ever
-            updated |= {one.pod.uid: one for one in change.updated}
-            total.removed.extend(gone)
-            total.problems.extend(change.problems)
-        total.updated.extend(updated.values())
+            changes.append(change)
         self.send()
-        return total
+        return changes
 
     def send(self) -> None:
         """Send what the hot process does not have yet; a message that is not delivered is sent again later."""
@@ -154,23 +147,28 @@ class PodSync:
         if not self.node.synced and self.watch.wait_known(0):
             self.node.synced = channel.send(self.sock, Synced())
 
-    def examine(self, change: Change, before: Mapping[str, FoundPod]) -> None:
+    def examine(self, changes: Iterable[Change], before: Mapping[str, FoundPod]) -> None:
         """Log what changed since ``before``, and look at the processes of the pods."""
-        for problem in change.problems:
-            self.log.warning(problem)
-        for uid in change.removed:
-            self.scores.remove_pod(uid)
-            name = label(before[uid].pod) if uid in before else uid
-            self.log.budget("info", "pod gone", pod=name, uid=uid)
-            self.log.budget.left_out.pop(name, None)
-        for found in change.updated:
-            if found.pod.uid not in before:
-                self._log_new(found)
-            try:
-                self.scores.set_pod(found)
-            except MonitorError as error:
-                self.log.error(str(error))
-            self.ping()
+        known = dict(before)
+        for change in changes:
+            for problem in change.problems:
+                self.log.warning(problem)
+            for gone in filter(None, (known.pop(uid, None) for uid in change.removed)):
+                self.scores.remove_pod(gone.pod.uid)
+                self.log.budget("info", "pod gone", pod=label(gone.pod), uid=gone.pod.uid)
+                self.log.budget.left_out.pop(label(gone.pod), None)
+            for found in change.updated:
+                self._examine(found, is_new=found.pod.uid not in known)
+                known[found.pod.uid] = found
+
+    def _examine(self, found: FoundPod, *, is_new: bool) -> None:
+        if is_new:
+            self._log_new(found)
+        try:
+            self.scores.set_pod(found)
+        except MonitorError as error:
+            self.log.error(str(error))
+        self.ping()
 
     def _update_state(self, change: Change) -> None:
         node, now = self.node, time.time()
