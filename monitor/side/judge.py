@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -180,15 +179,13 @@ class Histogram:
     """Counts by upper bound. Values are sizes: a race that was lost by 1 s counts under its own verdict."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
+        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
 
     def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
-    def shown(self) -> tuple[list[tuple[str, float]], float]:
-        """(upper bound, how many up to it), the last one "+Inf"; the sum of all values."""
-        names = [*(f"{bound:g}" if bound < 1 else str(bound) for bound in self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self._counts)), strict=True)), self._sum
+    @property
+    def shown(self) -> tuple[tuple[float, ...], list[int], float]:
+        """Upper bounds; how many up to each and not up to the one before, the last beyond all; the sum of all."""
+        return self.bounds, self.counts, self.sum

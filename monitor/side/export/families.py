@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -28,10 +29,12 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> 
 
 
 def histogram(
-    name: str, text: str, values: Mapping[str, tuple[Sequence[tuple[str, float]], float]], *labels: str
+    name: str, text: str, values: Mapping[str, tuple[Sequence[float], Sequence[int], float]], *labels: str
 ) -> Metric:
-    """``values``: the label (without labels: "") -> (upper bound, how many up to it), the last "+Inf"; their sum."""
+    """``values``: the label (without labels: "") -> upper bounds, how many up to each and beyond, their sum."""
     family = HistogramMetricFamily(f"outrace_{name}", text, labels=labels)
-    for key, (buckets, total) in values.items():
+    for key, (bounds, counts, total) in values.items():
+        names = [*(f"{bound:g}" if bound < 1 else str(bound) for bound in bounds), "+Inf"]
+        buckets = list(zip(names, map(float, accumulate(counts)), strict=True))
         family.add_metric((key,) if labels else (), buckets, total)
     return family

@@ -11,7 +11,6 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -165,12 +164,11 @@ class Metrics(Collector):
         yield gauge("pods_spec_unknown", "Pods watched whose spec, and so their priority, is not known.", unknown)
         for name, text in _COUNTERS.items():
             yield counter(name, text, stats.get(name))
-        bounds = [*(str(bound / 1e6) for bound in LATENCY_BUCKETS_US), "+Inf"]
+        bounds = [bound / 1e6 for bound in LATENCY_BUCKETS_US]
         for name in HISTOGRAMS:
             counts, total = stats.histogram(name)
-            buckets = list(zip(bounds, map(float, accumulate(counts)), strict=True))
             seconds = f"{name.removesuffix('_us')}_seconds"
-            yield histogram(seconds, _HISTOGRAM_HELP[name], {"": (buckets, total / 1e6)})
+            yield histogram(seconds, _HISTOGRAM_HELP[name], {"": (bounds, counts, total / 1e6)})
 
     def _signals(self, domains: dict[str, Reading]) -> Iterator[Metric]:
         """What each signal reads and is compared with: in bytes, or a count of inodes or process ids."""
@@ -297,7 +295,7 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     """Of what is written to the API server."""
     reports = cluster.reports
     text = "Time from a pod's SIGKILL, or its end in a grace, to its status accepted by the API server."
-    yield histogram("cluster_status_seconds", text, {"": reports.seconds.shown()})
+    yield histogram("cluster_status_seconds", text, {"": reports.seconds.shown})
     text = "Statuses of evicted pods, by outcome; only `taken` is certain to stay."
     yield counter("cluster_statuses", text, dict(reports.fates), "outcome")
     text = "Times a kubelet replaced such a status by another phase, and outrace wrote it again."
@@ -305,7 +303,7 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
     if cluster.evictions is not None:
         asked = cluster.evictions
         text = "Time from a decision to its eviction accepted by the API server (--evict-by api)."
-        yield histogram("cluster_eviction_seconds", text, {"": asked.seconds.shown()})
+        yield histogram("cluster_eviction_seconds", text, {"": asked.seconds.shown})
         text = "Requests to evict a pod, by answer; `budget`: a PodDisruptionBudget refuses it."
         yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
     yield counter("cluster_events", "Events that the API server accepted.", reports.events_sent)
@@ -370,8 +368,8 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
     judge, store, recorder = races.judge, races.judge.store, races.recorder
     yield counter("race", "Episodes of pressure that are over, by verdict.", judge.verdicts, "verdict")
     yield counter("incident_flags", "Flags given with verdicts on episodes of pressure.", judge.flags, "flag")
-    seconds = {verdict: found.shown() for verdict, found in judge.margin_s.items()}
-    nbytes = {verdict: found.shown() for verdict, found in judge.margin_bytes.items()}
+    seconds = {verdict: found.shown for verdict, found in judge.margin_s.items()}
+    nbytes = {verdict: found.shown for verdict, found in judge.margin_bytes.items()}
     yield histogram("race_margin_seconds", "Time by which races were won or lost, by verdict.", seconds, "verdict")
     yield histogram("race_margin_bytes", "Bytes by which races were won or lost, by verdict.", nbytes, "verdict")
     text = "1 while the kernel would kill another pod than the policy would evict; 0 also while no threshold is near."
