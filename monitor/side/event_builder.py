@@ -26,7 +26,7 @@ from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
 from monitor.side.holds import FOR_MEMORY, HoldRation, Holds
 from monitor.side.judge import WallClock
-from monitor.side.node_state import Figures, NodeState, label
+from monitor.side.node_state import Figures, NodeState, OtherEviction, label
 from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
 
 if TYPE_CHECKING:
@@ -197,15 +197,16 @@ class EventBuilder:
         self._caught_up_ns = 0  # until then late records may arrive
         self._judged_ns: int | None = None  # events up to this were judged
         self._urgent_ns: int | None = None  # when to judge the open episodes, because a process was killed
-        self._on_signalled, self._on_oomevent = self.feed, self._oom_events.handle
+        self._on_signalled = self._on_refused = self._on_stalled = self.feed
+        self._on_oomevent = self._oom_events.handle
 
     @property
     def open(self) -> bool:
         """Whether hot has to keep what it reported: a stall may last for hours, and hot did not report it."""
         return bool(self._state.waiting) or any(not o.key.startswith(STALL) for o in self._state.open)
 
-    def handle(self, message: messages.Message) -> None:
-        """`_on_CLASS` makes events of a message, where there is one."""
+    def handle(self, message: messages.Message | OtherEviction) -> None:
+        """`_on_CLASS` makes events of a message or a report, where there is one."""
         handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
         if handler is not None:
             now = self.now()
@@ -218,17 +219,15 @@ class EventBuilder:
             self.update_pods()
             handler(message)
 
-    def on_kubelet_eviction(self, pod: str, name: str, message: str) -> None:
+    def _on_kubeletevicted(self, about: ev.KubeletEvicted) -> None:
         """The API server reports a pod as Evicted: by a kubelet, unless outrace did it."""
-        if pod in self._evicted:
+        if about.pod in self._evicted:
             return
-        self._reported.append((pod, name))
-        self.holds.evicted(pod, message)
-        self.log.info("the kubelet evicted a pod", pod=name, uid=pod, message=message)
-        if message.startswith(FOR_MEMORY):
-            now = self.now()
-            self._clock.look(now)
-            self.feed(ev.KubeletEvicted(now, pod, name, message))
+        self._reported.append((about.pod, about.pod_name))
+        self.holds.evicted(about.pod, about.message)
+        self.log.info("the kubelet evicted a pod", pod=about.pod_name, uid=about.pod, message=about.message)
+        if about.message.startswith(FOR_MEMORY):
+            self.feed(about)
 
     def update_pods(self) -> None:
         self._names.update(self.node.pods, self.node.kubepods)

@@ -42,6 +42,7 @@ from monitor.link.upgrade import refuse_other_code
 from monitor.pods.model import Ends
 from monitor.pods.source import open_for
 from monitor.pods.spec import CLUSTER, check_spec
+from monitor.race.events import KubeletEvicted
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, STATS_FD, RunConfig
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
@@ -120,7 +121,7 @@ class Side:
         self._failure: Exception | None = None  # that one of the threads died of
         self.disks = DiskWatch(config, disks, lambda: node.pods, self.send, self._failed, self.log)
         found = hierarchy, mem_total, node.node_path, (node.hot_pid, node.side_pid), Path(config.state_dir)
-        ends = Ends(lambda *about: self.inbox.report(about), self.holds.evicted)
+        ends = Ends(self._kubelet_evicted, self.holds.evicted)
         self.watch = PodWatch(open_for(config, *found, ends), self.wake, self._failed)
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
@@ -290,6 +291,9 @@ class Side:
                 parts = *place, self.node, self.disks, self.inbox.report, self.log
                 self.cluster = Cluster(*parts, self.races.status_not_taken)
                 self.cluster.start()
+
+    def _kubelet_evicted(self, uid: str, name: str, message: str) -> None:
+        self.inbox.report(KubeletEvicted(time.monotonic_ns(), uid, name, message))
 
     def _failed(self, error: Exception) -> None:
         self._failure = error

@@ -19,7 +19,7 @@ from monitor.link.messages import Decision, PodHeld, Refresh, SideMessage, State
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
-from monitor.race.events import Gone, Refused, Stalled
+from monitor.race.events import Gone, KubeletEvicted, Refused, Stalled
 from monitor.settings.config import RunConfig
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from monitor.kernel.pins import Map, Pins
 
 #: What other threads report to the main loop. With --evict-by api: a decision that the API server accepted or refused,
-#: and the end of its pod. Uid, name and message of a pod that is reported as Evicted. A pod that stalls.
-OtherEviction = Decision | Refused | Gone | Stalled | tuple[str, str, str]
+#: and the end of its pod. A pod that is reported as Evicted, for whatever reason. A pod that stalls.
+OtherEviction = Decision | Refused | Gone | KubeletEvicted | Stalled
 
 
 class Inbox(SimpleQueue[OtherEviction]):
@@ -120,14 +120,9 @@ class NodeState:
             {
                 "pod": held.pod_name,
                 "uid": uid,
-                "reason": held.reason,
-                "brake": held.brake,
+                **{name: getattr(held, name) for name in ("reason", "brake", "usage", "signal", "available", "step")},
                 "cap": held.cap or None,
-                "usage": held.usage,
-                "signal": held.signal,
-                "available": held.available,
                 "second_line": held.second_line or None,
-                "step": held.step,
                 "held_s": max(0.0, (now_ns - held.since_ns) / 1e9),
                 "left_s": max(0.0, (held.until_ns - now_ns) / 1e9),
             }

@@ -27,7 +27,7 @@ from monitor.link.messages import (
 )
 from monitor.pods.spec import SERVICES
 from monitor.race.badness import Victim, evictable
-from monitor.race.events import Refused, Stalled
+from monitor.race.events import KubeletEvicted
 from monitor.side.alerts.rules import alert_for_status, alerts_for
 from monitor.side.alerts.send import AlertSender
 from monitor.side.event_builder import EventBuilder
@@ -133,11 +133,14 @@ class Races:
         if self.recorder is not None:
             self.recorder.handle(message)
         self._received += isinstance(message, RaceMessage)
-        if isinstance(message, Gone):
+        self._take(message)
+
+    def _take(self, about: Message | OtherEviction) -> None:
+        if isinstance(about, Gone | KubeletEvicted):
             self.stalls.acted(time.monotonic_ns())
-        elif isinstance(message, Decision) and not message.observed:
-            self.stalls.acted(time.monotonic_ns(), message.pod)
-        self.event_builder.handle(message)
+        elif isinstance(about, Decision) and not about.observed:
+            self.stalls.acted(time.monotonic_ns(), about.pod)
+        self.event_builder.handle(about)
 
     def due_s(self) -> float:
         due_s = 0.0 if self.inbox.qsize() else self.event_builder.due_s()
@@ -147,22 +150,12 @@ class Races:
         if self.recorder is not None:
             self.recorder.turn()
         while self.inbox.qsize():
-            self._on_eviction(self.inbox.get_nowait())
+            self._take(self.inbox.get_nowait())
         self.event_builder.turn()
         if self._received != self._stored and not self.event_builder.open and self.judge.idle:
             received = self._received
             if self.send(Stored(received)):
                 self._stored = received
-
-    def _on_eviction(self, about: OtherEviction) -> None:
-        if not isinstance(about, Refused | Stalled):
-            self.stalls.acted(time.monotonic_ns(), about.pod if isinstance(about, Decision) else "")
-        if isinstance(about, Decision):  # accepted by the API server: its time stands for the kubelet's SIGTERM
-            self.event_builder.handle(about)
-        elif isinstance(about, Refused | Gone | Stalled):
-            self.event_builder.feed(about)
-        else:
-            self.event_builder.on_kubelet_eviction(*about)
 
     def close(self, timeout_s: float, incidents_s: float) -> None:
         """Judge what is open, store and send what waits: ``timeout_s`` seconds each, ``incidents_s`` for incidents."""

@@ -245,9 +245,9 @@ def test_a_pod_that_outrace_evicted_is_no_answer_of_the_kubelets(tmp_path: Path)
     """The API server reports it as Evicted, with the kubelet's message: outrace wrote that."""
     heard = Heard(tmp_path)
     heard.event_builder.handle(harness.DECISION._replace(pod="mine", observed=False))
-    heard.event_builder.on_kubelet_eviction("mine", "ns/mine", FOR_MEMORY)
+    heard.event_builder.handle(KubeletEvicted(time.monotonic_ns(), "mine", "ns/mine", FOR_MEMORY))
     assert (heard.passed_on, heard.of(KubeletEvicted)) == ([], [])
-    heard.event_builder.on_kubelet_eviction("other", "ns/other", FOR_MEMORY)
+    heard.event_builder.handle(KubeletEvicted(time.monotonic_ns(), "other", "ns/other", FOR_MEMORY))
     assert heard.passed_on == [("other", FOR_MEMORY)]
     assert [one.pod_name for one in heard.of(KubeletEvicted)] == ["ns/other"]
 
@@ -255,7 +255,7 @@ def test_a_pod_that_outrace_evicted_is_no_answer_of_the_kubelets(tmp_path: Path)
 def test_the_pod_that_the_kubelet_took_instead_is_named(tmp_path: Path) -> None:
     """It is no pod of the node any more when the hold for it ends."""
     heard = Heard(tmp_path)
-    heard.event_builder.on_kubelet_eviction("v", "ns/other", FOR_MEMORY)
+    heard.event_builder.handle(KubeletEvicted(time.monotonic_ns(), "v", "ns/other", FOR_MEMORY))
     heard.event_builder.handle(ENDED._replace(instead="v"))
     heard.event_builder.handle(ENDED._replace(instead="w"))
     assert [one.instead for one in heard.of(PodReleased)] == ["ns/other", "w"]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from monitor.actions.oomadj import OomScores
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.domains import Reading
-from monitor.link.messages import Gone, Stored
+from monitor.link.messages import Stored
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import LINGER_S, PodFeed, known
 from monitor.pods.model import Change, Within
@@ -22,7 +21,6 @@ from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
 from monitor.side.pod_watch import PodSync
-from monitor.side.races import Races
 from tests.filesystems import nested
 from tests.log_lines import LogLines, ignored
 from tests.pods.cluster import a_pod, uid_of
@@ -229,13 +227,3 @@ def test_a_message_about_what_cannot_be_read_is_counted(tmp_path: Path) -> None:
     handler.record = refused
     assert not handler.handle(Stored(1))
     assert parts.figures.counts.bad_messages == 1
-
-
-def test_the_end_of_a_pod_that_a_thread_reports_is_an_event() -> None:
-    """It is a tuple, as the three texts of a kubelet's eviction are."""
-    fed, evicted = list[Any](), list[Any]()
-    builder = SimpleNamespace(feed=fed.append, on_kubelet_eviction=lambda *about: evicted.append(about))
-    races: Any = SimpleNamespace(stalls=SimpleNamespace(acted=ignored), event_builder=builder)
-    for about in (gone := Gone(1, "u", "shop/a"), texts := ("u", "shop/a", "The node was low on memory.")):
-        Races._on_eviction(races, about)
-    assert (fed, evicted) == ([gone], [texts])
