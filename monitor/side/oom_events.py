@@ -78,18 +78,6 @@ class KillConfirmation:
 _Kind = TypeVar("_Kind", bound=Timed)
 
 
-def is_outside_node(event: OomEvent, node_cgroup: str | None) -> bool:
-    """Whether an `oom` message is about a process outside the cgroup that is the node, and about no limit in it.
-
-    The programs report the nearest watched cgroup around a victim, and the node is always watched: searching the tree
-    of cgroups took 2.8 ms each time. Where they do not (nothing was watched while no daemon ran; before 6.8 a mark has
-    no task, so no cgroup) the caller searches the tree. A machine that runs out concerns the node too.
-    """
-    if node_cgroup is None or event.pod or event.while_away or event.domain is not None:
-        return False
-    return bool(event.victim_cgroup) and (event.kind != "mark" or bool(event.oom_cgroup))
-
-
 #: How often a pod that a runtime stops is checked, and for how long: a kubelet waits 30 s for one to end.
 LOOK_NS, WAIT_NS = 50_000_000, 30_000_000_000
 
@@ -159,7 +147,7 @@ class OomEvents:
         if kill.by_runtime and self.names.is_of_a_pod(event.invoker_cgroup):
             kill = replace(kill, sender_in_pod=True)
         self.feed(kill)
-        if kill.si_code != SI_KERNEL and not kill.ours:  # our own kills are reported as evictions
+        if kill.foreign:  # our own kills are reported as evictions
             text = "SIGKILL by a process: no OOM kill"
             self.log.budget("info", text, pod=event.pod_name, **{key: getattr(event, key) for key in _OF_KILL})
         if kill.by_runtime and kill.pod is not None and self.pressed():
@@ -167,18 +155,21 @@ class OomEvents:
 
     def _is_of_the_node(self, event: OomEvent) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
-
         (The machine running out concerns every node. A signal or an exit counts only for a process of a pod or a
         victim.)
+
+        The programs report the nearest watched cgroup around a victim, and the node is always watched: searching the
+        tree of cgroups took 2.8 ms each time. Where they do not (nothing was watched while no daemon ran; before 6.8 a
+        mark has no task, so no cgroup) the tree is searched.
         """
-        if self.node.config.node_cgroup is None or event.kind in ("kill", "exit") or event.pod:
-            return True
-        if is_outside_node(event, self.node.config.node_cgroup):
-            return False
         at = event.oom_cgroup
+        if self.node.config.node_cgroup is None or event.kind in ("kill", "exit") or event.pod or not at:
+            return True
         if event.kind == "reclaim":  # frequent, and only of interest where something else happens
-            return not at or self.names.knows(at)
-        return not at or self.names.locate(at) or self.names.locate(event.victim_cgroup)
+            return self.names.knows(at)
+        if event.victim_cgroup and not event.while_away:
+            return event.domain is not None
+        return self.names.locate(at) or self.names.locate(event.victim_cgroup)
 
     def _on_mark(self, event: OomEvent, victim: NamedCgroup, limit: NamedCgroup) -> None:
         self.feed(ranked(event.ts_ns, event.order))

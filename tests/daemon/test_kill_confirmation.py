@@ -1,14 +1,11 @@
-"""The second witness of a kill; and which kills are outside the node."""
+"""The second witness of a kill."""
 
 import time
-from typing import Any
-
-import pytest
 
 from monitor.kernel.kmsg import LoggedKill
 from monitor.kernel.wire import OomEvent
 from monitor.race.events import KMSG_BY_HAND, Checked
-from monitor.side.oom_events import LOGGED_NS, KillConfirmation, is_outside_node
+from monitor.side.oom_events import LOGGED_NS, KillConfirmation
 from tests.race.builders import mark
 
 
@@ -27,26 +24,3 @@ def test_the_log_says_which_kill_sysrq_asked_for() -> None:
     confirmation.turn(now + LOGGED_NS + 1)
     confirmation.logged(kill._replace(event=kill.event._replace(victim_pid=7)))
     assert len(checked) == 3, "another process of that number"
-
-
-def step(**fields: Any) -> OomEvent:
-    return OomEvent("mark", 1, victim_cgroup=7, victim_comm="stress", oom_cgroup=7)._replace(**fields)
-
-
-@pytest.mark.parametrize(
-    ("more", "node", "expected"),
-    [
-        ({}, "/c/node", True),
-        ({"kind": "kill", "oom_cgroup": 0}, "/c/node", True),
-        ({"kind": "exit", "oom_cgroup": 0}, "/c/node", True),
-        ({}, None, False),  # the machine is the node
-        ({"pod": "u"}, "/c/node", False),
-        ({"domain": 0}, "/c/node", False),  # the first of the watched cgroups
-        ({"oom_cgroup": 0}, "/c/node", False),  # the machine ran out
-        ({"victim_cgroup": 0}, "/c/node", False),  # not known whose
-        ({"while_away": True}, "/c/node", False),
-        ({"kind": "reclaim", "victim_cgroup": 0}, "/c/node", False),
-    ],
-)
-def test_what_is_outside_the_node(more: dict[str, Any], node: str | None, expected: bool) -> None:
-    assert is_outside_node(step(**more), node) is expected
