@@ -179,74 +179,56 @@ _BACKLOG = 16
 CPU_SHARE = 0.1
 
 
-class DaemonSocket:
-    """Serves root on a socket in the run directory from `open` to `close`.
+def serve_commands(node: NodeState, health: Health, summary: Summary, log: Log) -> None:
+    """Serve root on a socket in the run directory. Without a usable one the daemon logs a warning and runs without.
+    What is left of it when this process has ended refuses clients, and the next helper replaces it.
 
     Clients get a bounded number of connections, bytes and seconds (`monitor.side.export.http`) and a bounded share of
     a CPU (`Shared`).
     """
+    path, budget = Path(node.config.run_dir, SOCKET), LogBudget(log)
+    try:
+        listener = _bound(path.parent)
+    except OSError as error:
+        about = {"run_dir": str(path.parent), "problem": error.strerror or str(error)}
+        log.warning("commands cannot ask this daemon: no socket in the run directory", **about)
+        return
 
-    def __init__(self, node: NodeState, health: Health, summary: Summary, log: Log) -> None:
-        self._node, self._health, self._summary, self._log = node, health, summary, log
-        self._log_budget = LogBudget(log)
-        self.path = Path(node.config.run_dir, SOCKET)
-        self._inode = 0
-        self._server: Server | None = None
+    def failed(problem: str) -> None:
+        budget("error", "request on the daemon's socket failed", problem=problem)
 
-    def open(self) -> None:
-        """Serve. Without a usable run directory the daemon logs a warning and runs without a socket."""
-        try:
-            listener = self._bound()
-        except OSError as error:
-            about = {"run_dir": str(self.path.parent), "problem": error.strerror or str(error)}
-            self._log.warning("commands cannot ask this daemon: no socket in the run directory", **about)
-            return
-        routes: dict[str, Route] = {
-            INFO_PATH: self._info,
-            SUMMARY_PATH: lambda _: self._summary.respond(),
-            LIVE_PATH: lambda _: self._summary.respond(is_live=True),
-        }
-        paced = {path: Shared({path: route}, self._failed, CPU_SHARE) for path, route in routes.items()}
-        self._server = Server(listener, paced, self._failed, max_connections=MAX_COMMANDS, share=CPU_SHARE)
-        self._server.start()
+    routes: dict[str, Route] = {
+        INFO_PATH: lambda _: _info(node, health),
+        SUMMARY_PATH: lambda _: summary.respond(),
+        LIVE_PATH: lambda _: summary.respond(is_live=True),
+    }
+    paced = {name: Shared({name: route}, failed, CPU_SHARE) for name, route in routes.items()}
+    Server(listener, paced, failed, max_connections=MAX_COMMANDS, share=CPU_SHARE).start()
 
-    def _failed(self, problem: str) -> None:
-        self._log_budget("error", "request on the daemon's socket failed", problem=problem)
 
-    def close(self) -> None:
-        """Remove the socket, unless the next helper has replaced it already."""
-        if self._server is None:
-            return
-        with contextlib.suppress(OSError), opened(self.path.parent) as directory:
-            if os.stat(SOCKET, dir_fd=directory, follow_symlinks=False).st_ino == self._inode:
-                os.unlink(SOCKET, dir_fd=directory)
-        self._server.close()
+def _bound(run_dir: Path) -> socket.socket:
+    """A listening socket under its name, of mode 0600 before a client can connect. Raises OSError."""
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with opened(run_dir) as directory:
+        check_directory(directory)
+        with contextlib.suppress(FileNotFoundError):  # of a helper that has ended
+            os.unlink(SOCKET, dir_fd=directory)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address(directory))
+        os.chmod(SOCKET, 0o600, dir_fd=directory)
+        listener.listen(_BACKLOG)
+    return listener
 
-    def _bound(self) -> socket.socket:
-        """A listening socket under its name, of mode 0600 before a client can connect. Raises OSError."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.ExitStack() as undo, opened(self.path.parent) as directory:
-            check_directory(directory)
-            listener = undo.enter_context(socket.socket(socket.AF_UNIX))
-            with contextlib.suppress(FileNotFoundError):  # of a helper that was killed
-                os.unlink(SOCKET, dir_fd=directory)
-            listener.bind(address(directory))
-            os.chmod(SOCKET, 0o600, dir_fd=directory)
-            self._inode = os.stat(SOCKET, dir_fd=directory).st_ino
-            listener.listen(_BACKLOG)
-            undo.pop_all()
-        return listener
 
-    def _info(self, _accept: str) -> Response:
-        node = self._node
-        info = DaemonInfo(
-            protocol=PROTOCOL,
-            version=__version__,
-            hot_pid=node.hot_pid,
-            side_pid=node.side_pid,
-            started=node.started,
-            not_ready=self._health.not_ready(),
-            conditions=list(node.conditions),
-            config=json.loads(node.config.to_json()),
-        )
-        return Response(200, "application/json", info.to_json())
+def _info(node: NodeState, health: Health) -> Response:
+    info = DaemonInfo(
+        protocol=PROTOCOL,
+        version=__version__,
+        hot_pid=node.hot_pid,
+        side_pid=node.side_pid,
+        started=node.started,
+        not_ready=health.not_ready(),
+        conditions=list(node.conditions),
+        config=json.loads(node.config.to_json()),
+    )
+    return Response(200, "application/json", info.to_json())

@@ -57,7 +57,6 @@ from monitor.side.worker import Worker
 
 if TYPE_CHECKING:
     from monitor.side.cluster.cluster import Cluster
-    from monitor.side.endpoints import DaemonSocket
     from monitor.side.export.http import Server
     from monitor.side.export.metrics import Metrics
     from monitor.side.races import Races
@@ -95,7 +94,6 @@ class Side:
     # From `run` on, when the hot process knows its pods.
     races: Races
     messages: MessageHandler
-    daemon_socket: DaemonSocket
 
     def __init__(
         self, config: RunConfig, sock: socket.socket, stats: SharedStats, listener: socket.socket, timer: Timer
@@ -190,13 +188,12 @@ class Side:
 
     def _open_doors(self) -> None:
         """HTTP for scrapers and for commands; and the watch for a hot process that hangs."""
-        from monitor.side.endpoints import DaemonSocket, Summary, serve
+        from monitor.side.endpoints import Summary, serve, serve_commands
 
         HotWatch(self.node.hot_pid, self.health, self.log).start()
         summary = Summary(self.node, self.figures, self.health, lambda: getattr(self, "races", None))
         serve(self.listener, self.health, summary, self._metrics, self.log)
-        self.daemon_socket = DaemonSocket(self.node, self.health, summary, self.log)
-        self.daemon_socket.open()
+        serve_commands(self.node, self.health, summary, self.log)
 
     def _wait_for_pods(self) -> None:
         deadline = time.monotonic() + _FIRST_LOOK_S
@@ -231,7 +228,6 @@ class Side:
 
     def close(self) -> None:
         self.heartbeat.enter(ENDING)
-        self.daemon_socket.close()
         self.processes.close(_CLOSE_S)
         self.messages.soft_brakes.close(_CLOSE_S)
         self.disks.close(_CLOSE_S)

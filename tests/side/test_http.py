@@ -65,7 +65,6 @@ class Running:
         self.go.set()
         for connection in self.connected:
             connection.close()
-        self.server.close()
 
     def bad(self, _accept: str) -> Response:
         raise KeyError("missing")

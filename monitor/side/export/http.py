@@ -284,18 +284,10 @@ class Server(ThreadingHTTPServer):
         self._open: set[socket.socket] = set()
         self._closable: dict[socket.socket, None] = {}  # of these, the oldest first: they wait for no answer of ours
         self._changed = threading.Condition()
-        self._ending = False
 
     def start(self) -> None:
-        """Serve from threads of its own until the process ends, or until `close`."""
+        """Serve from threads of its own until the process ends."""
         threading.Thread(target=self._run, name="http", daemon=True).start()
-
-    def close(self) -> None:
-        self._ending = True
-        self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread up that accepts
-        with self._changed:
-            for sock in list(self._closable):
-                self._cut(sock)
 
     @property
     def connections(self) -> int:
@@ -312,13 +304,10 @@ class Server(ThreadingHTTPServer):
         paid_s = 0.0  # CPU time of this thread
         for number in count(1):
             self.handle_request()
-            if self._ending:
-                break
             debt_s = self.budget.spend(self.cpu() - paid_s)
             if debt_s > 0 and number % BATCH == 0:
                 time.sleep(debt_s)  # clients wait in the kernel, which is cheap
             paid_s = self.cpu()  # to wake up costs an emulated CPU more than a second of 1 % earns
-        self.server_close()
 
     # called by `handle_request`, in this order; the last two by the thread of the connection
 
