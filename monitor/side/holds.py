@@ -91,8 +91,6 @@ class Holds:
     def __post_init__(self) -> None:
         self.begun: Counter[str] = Counter()  # by reason
         self.ended: Counter[str] = Counter()  # by why
-        self.seconds = 0.0  # of holds that are over
-        self.grown_bytes = 0  # by held pods, of holds that are over
         self._ration = HoldRation()
         self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
         self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that this was sent for
@@ -131,8 +129,6 @@ class Holds:
             del self._over[next(iter(self._over))]
         self.node.held = {uid: held for uid, held in self.node.held.items() if uid != message.pod}
         self.ended[message.why] += 1
-        self.seconds += message.held_ns / 1e9
-        self.grown_bytes += max(0, message.grew)
         left_out = self._ration.take(message)
         if left_out is None:
             return ""

@@ -105,7 +105,7 @@ class IncidentReader:
     def get(self, key: str) -> Incident:
         """The incident whose id is, or uniquely begins with, ``key``, with its steps; ``latest`` is the newest.
 
-        Raises UnknownIncident naming the ids that are close.
+        Raises UnknownIncident.
         """
         ids = self._names()[::-1]
         if not ids:
@@ -114,14 +114,10 @@ class IncidentReader:
             key = newest[0]["id"]
         matches = [_name(key)] if _name(key) in ids else [known for known in ids if key and known.startswith(key)]
         if len(matches) > 1:
-            raise UnknownIncident(f"{len(matches)} incidents begin with {key!r}", f"say more of it: {_some(matches)}")
+            some = ", ".join(matches[:_NAMED]) + (", ..." if len(matches) > _NAMED else "")
+            raise UnknownIncident(f"{len(matches)} incidents begin with {key!r}", f"say more of it: {some}")
         if not matches:
-            import difflib
-
-            close = difflib.get_close_matches(key, ids, _NAMED, 0.5)
-            raise UnknownIncident(
-                f"no incident has the id {key!r}", f"close: {_some(close)}" if close else f"the newest is {ids[0]}"
-            )
+            raise UnknownIncident(f"no incident has the id {key!r}", f"the newest is {ids[0]}")
         found = self._read(matches[0])
         if found is None:
             raise MonitorError(f"incident {matches[0]!r} in {self.path} is damaged, or has just been deleted")
@@ -161,10 +157,6 @@ class IncidentReader:
             self.unreadable += 1
             return None
         return incident
-
-
-def _some(ids: Ids) -> str:
-    return ", ".join(ids[:_NAMED]) + (", ..." if len(ids) > _NAMED else "")
 
 
 @dataclass(eq=False)

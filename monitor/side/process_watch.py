@@ -62,7 +62,7 @@ class VictimMarks(WatchedThread):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__("victim marks", self.turn, threading.Event(), on_failure, clock)
-        self.marks = self.failures = 0
+        self.failures = 0
         self._node, self._log, self._wake_loop = node, log, wake_loop
         self._journal = MarkJournal(Path(node.config.state_dir))
         self._wanted: dict[str, FoundPod] = {}  # replaced as a whole by the loop, read by the thread
@@ -156,7 +156,6 @@ class VictimMarks(WatchedThread):
         mark = self._marks[uid] = self._journal.mark(found.cgroup, uid)
         self._problem = ""
         self._looked = self._clock()
-        self.marks += mark.raised > 0
         if self._clock() >= self._logged.get(uid, 0.0) + _LOG_S:
             self._logged = {key: at for key, at in self._logged.items() if key in self._marks} | {uid: self._clock()}
             self._log.info(

@@ -136,6 +136,7 @@ class Races:
         self._take(message)
 
     def _take(self, about: Message | OtherEviction) -> None:
+        """What the event builder will feed to the reducer, from the hot process or from a thread of this one."""
         if isinstance(about, Gone | KubeletEvicted):
             self.stalls.acted(time.monotonic_ns())
         elif isinstance(about, Decision) and not about.observed:

@@ -233,18 +233,11 @@ class Metrics(Collector):
         yield counter("oom_score_adj_written", "Values of oom_score_adj written.", scores.written)
         yield counter("oom_score_adj_denied", "Writes the kernel refused (EACCES).", scores.denied)
         marks = self.processes.marks
-        marked = marks.marked if marks is not None else {}
+        marked = marks.marked.values() if marks is not None else ()
         text = "Pods whose processes have oom_score_adj 1000 because the policy would evict them next."
-        yield gauge("oom_guided_pods", text, sum(raised > 0 for raised in marked.values()))
-        text = "Processes of these pods with a raised oom_score_adj."
-        yield gauge("oom_guided_processes", text, sum(marked.values()))
-        text = "Times a pod's processes were raised to oom_score_adj 1000."
-        yield counter("oom_guide_marks", text, getattr(marks, "marks", 0))
-        text = "Times oom_score_adj of a pod's processes could not be raised or restored."
-        yield counter("oom_guide_failures", text, getattr(marks, "failures", 0))
+        yield gauge("oom_guided_pods", text, sum(raised > 0 for raised in marked))
         yield counter("http_refused", "Requests and connections refused because too many wait.", server.refused)
         yield counter("http_cut", "Connections closed: slow, or replaced by a new one.", server.cut)
-        yield gauge("http_connections", "Open HTTP connections.", server.connections)
         resident, cpu = {}, {}
         for name, pid in (("hot", self.node.hot_pid), ("side", self.node.side_pid)):
             with suppress(FileNotFoundError, ProcessLookupError):  # it is gone
@@ -287,8 +280,6 @@ def hold_metrics(node: NodeState, holds: Holds) -> Iterator[Metric]:
     yield counter("holds_begun", "Holds that began, since the helper started.", begun, "reason")
     ended = {why: holds.ended[why] for why in HOLD_ENDS}
     yield counter("holds_ended", "Holds that ended, by reason, since the helper started.", ended, "why")
-    yield counter("held_seconds", "Duration of ended holds.", holds.seconds)
-    yield counter("held_growth_bytes", "Growth of pods during ended holds.", holds.grown_bytes)
 
 
 def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
