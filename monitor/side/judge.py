@@ -50,8 +50,7 @@ class Judge:
         self._worker = Worker("judge", _QUEUE)
         self._worker.submit(hurry)
         self.files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
-        self._logged: dict[str, str] = {}  # id -> the verdict it was logged with
-        self._counted: dict[str, str] = {}  # id -> the verdict it was counted with
+        self._told: dict[str, str] = {}  # id -> the verdict it was counted and logged with
         self.offset_ns = wall_offset_ns()  # for an episode that knows none, live and in a replay
 
     def submit(self, found: Episode, final: bool) -> None:
@@ -91,13 +90,14 @@ class Judge:
             return
         made = incident.to_json()
         # A kill counts at once: a rule that waits for the end of the episode would be seconds late.
-        if (final or incident.verdict in AT_ONCE) and self._counted.get(incident.id) != incident.verdict:
+        is_new = self._told.get(incident.id) != incident.verdict and (final or incident.verdict in AT_ONCE)
+        if is_new:
             self._count(incident)
-            self._counted[incident.id] = incident.verdict
-        self._log_incident(made, final)
+            self._told[incident.id] = incident.verdict
+        if is_new or final:
+            self._log_incident(made, final)
         if final:
-            self._logged.pop(incident.id, None)
-            self._counted.pop(incident.id, None)
+            self._told.pop(incident.id, None)
         self.files.submit(partial(self.store.add, made), incident.id, final)
         self.on_incident(made)
 
@@ -111,10 +111,6 @@ class Judge:
             self.margin_bytes[incident.verdict].observe(abs(incident.margin_bytes))
 
     def _log_incident(self, incident: Mapping[str, Any], final: bool) -> None:
-        if not final and self._logged.get(incident["id"]) == incident["verdict"]:
-            return
-        if not final:
-            self._logged[incident["id"]] = incident["verdict"]
         level = "info" if incident["verdict"] in ("relieved", "own_limit") else "warning"
         keys = ("id", "verdict", "flags", "domain", "margin_bytes", "margin_ms", "observed", "advice")
         self.log(level, "incident", final=final, **{key: incident[key] for key in keys}, summary=incident["summary"])
