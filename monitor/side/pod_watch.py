@@ -20,7 +20,6 @@ from monitor.link import channel
 from monitor.link.messages import PodGone, PodSeen, Synced
 from monitor.pods.model import Change, FoundPod, PodSource
 from monitor.policy.eviction_pass import DEFAULT_POD_GRACE_S
-from monitor.policy.kubelet_pass import admit
 from monitor.policy.releases import CURRENT, Era, era
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
@@ -162,8 +161,10 @@ class PodSync:
                 known[found.pod.uid] = found
 
     def _examine(self, found: FoundPod, *, is_new: bool) -> None:
+        pod = found.pod
         if is_new:
-            self._log_new(found)
+            about = {"qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
+            self.log.budget("info", "pod found", pod=label(pod), uid=pod.uid, **about)
         try:
             self.scores.set_pod(found)
         except MonitorError as error:
@@ -177,15 +178,6 @@ class PodSync:
             pods |= {found.pod.uid: found for found in change.updated}
             node.pods, node.first_seen = pods, {uid: node.first_seen.get(uid, now) for uid in pods}
             node.kubepods = self.watch.source.kubepods
-
-    def _log_new(self, found: FoundPod) -> None:
-        pod, name = found.pod, label(found.pod)
-        about = {"pod": name, "uid": pod.uid, "qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
-        self.log.budget("info", "pod found", **about)
-        admission = admit(pod, self.node.conditions, self._era.qos_class)
-        if not admission.admitted:
-            refused = "a kubelet would not have admitted this pod now"
-            self.log.warning(refused, pod=name, reason=admission.reason, message=admission.message)
 
 
 def _packet(message: PodSeen) -> bytes:
