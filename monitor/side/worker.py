@@ -35,7 +35,6 @@ class Worker:
         on_recovered: Callable[[], None] | None = None,
     ) -> None:
         self.dropped = 0
-        self.failures = 0
         self.failing: OSError | MonitorError | None = None  # the last error while it lasts
         self._capacity = capacity
         self._retry_s = retry_s
@@ -111,7 +110,6 @@ class Worker:
         try:
             job()
         except (OSError, MonitorError) as error:  # another one ends the thread, and is a defect
-            self.failures += 1
             new = _kind(self.failing) != _kind(error)
             self.failing = error
             if new and self._on_error is not None:

@@ -164,7 +164,7 @@ def exported_names(state_dir: Path) -> set[str]:
     races = parts.races()
     cluster = parts.cluster(ClusterConfig(Server("127.0.0.1", 9, https=False)))  # not asked
     own = ProcessWatch(node, figures, log, ignored, ignored, ignored)
-    http = SimpleNamespace(refused=0, cut=0, connections=0)
+    http = SimpleNamespace(refused=0, cut=0)
     metrics = Metrics(parts.health, holds, log, own, http, lambda: (races, cluster))
     try:
         families = list(metrics.collect())

@@ -166,14 +166,14 @@ def test_idle_and_slow_clients_by_the_hundred_do_not_keep_a_probe_out(running: R
                 client.sendall(b"GET /good HTTP/1.1\r\nX-A: b\r\n")
         for _ in range(20):
             assert running.probe() == (200, "good\n")
-        assert running.server.connections <= MAX_CONNECTIONS
+        assert len(running.server.open) <= MAX_CONNECTIONS
         assert running.server.cut >= 2 * MAX_CONNECTIONS
         most = threads + MAX_CONNECTIONS + 1
         live.until(lambda: threading.active_count() <= most, "the threads of those that were cut to end")
     finally:
         for client in (*silent, *slow_clients):
             client.close()
-    live.until(lambda: running.server.connections == 0, "the server to see them gone")
+    live.until(lambda: len(running.server.open) == 0, "the server to see them gone")
 
 
 def test_a_head_that_comes_byte_by_byte_is_cut_when_its_time_is_over(
@@ -197,7 +197,7 @@ def test_those_that_do_not_take_their_answers_keep_no_probe_out(
             client.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
         live.until(lambda: running.server.cut >= 8, "the first to be cut")
         assert running.probe() == (200, "good\n")
-        assert running.server.connections <= MAX_CONNECTIONS
+        assert len(running.server.open) <= MAX_CONNECTIONS
 
 
 def test_one_that_does_not_take_its_answer_in_time_is_cut(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
         client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
         client.close()
-    live.until(lambda: running.server.connections == 0, "all to be forgotten")
+    live.until(lambda: len(running.server.open) == 0, "all to be forgotten")
 
 
 #: A server in a process of its own, which has no descriptor left when the test says so.
@@ -247,7 +247,7 @@ http.HEAD_S = http.DEAF_S = 60.0
 running = Running()
 print(running.address[1], flush=True)
 input()
-live.until(lambda: running.server.connections == 1, "the idle one")
+live.until(lambda: len(running.server.open) == 1, "the idle one")
 highest = max(int(name) for name in os.listdir("/proc/self/fd"))
 resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, highest + 1))
 with contextlib.suppress(OSError):
@@ -296,7 +296,7 @@ def test_out_of_cpu_time_the_next_connection_waits(running: Running, monkeypatch
     monkeypatch.setattr(http_server, "LONGEST_S", 3600.0)
     monkeypatch.setattr(http_server, "BATCH", 1)
     assert get(running.connect(), "/spends") == (200, "spent\n")
-    live.until(lambda: running.server.connections == 0, "it to be paid for")
+    live.until(lambda: len(running.server.open) == 0, "it to be paid for")
     # The thread that accepts may wait already: then the first has no answer either. 500 s are to be earned.
     for connection in (running.connect(), running.connect()):
         connection.request("GET", "/good")

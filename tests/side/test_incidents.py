@@ -275,21 +275,6 @@ def test_a_full_disk_is_an_error_and_harms_nothing(mounts: Mounts) -> None:
     assert len(os.listdir(store.path)) == 2
 
 
-@needs_root
-def test_a_read_only_disk_can_be_read_and_not_written(mounts: Mounts) -> None:
-    directory = mounts.tmpfs("frozen", 4 * MIB)
-    directory.chmod(0o750)
-    store = filled(directory / "incidents")
-    subprocess.run(["mount", "-o", "remount,ro", directory], check=True)
-    assert list(IncidentReader(store.path).all()) == list(SAMPLES)
-    with pytest.raises(OSError) as caught:
-        store.add(variant(1))
-    assert caught.value.errno == errno.EROFS
-    subprocess.run(["mount", "-o", "remount,rw", directory], check=True)
-    store.add(variant(1))
-    assert store.stored == 4
-
-
 def test_a_store_that_was_removed_is_begun_anew(path: Path) -> None:
     store = filled(path)
     shutil.rmtree(path.parent)

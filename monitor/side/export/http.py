@@ -281,17 +281,13 @@ class Server(ThreadingHTTPServer):
         self.refused = self.cut = 0
         self.budget, self.cpu = Budget(share), cpu
         self._max_connections = max_connections
-        self._open: set[socket.socket] = set()
+        self.open: set[socket.socket] = set()
         self._closable: dict[socket.socket, None] = {}  # of these, the oldest first: they wait for no answer of ours
         self._changed = threading.Condition()
 
     def start(self) -> None:
         """Serve from threads of its own until the process ends."""
         threading.Thread(target=self._run, name="http", daemon=True).start()
-
-    @property
-    def connections(self) -> int:
-        return len(self._open)
 
     def mark(self, sock: socket.socket, is_closable: bool) -> None:
         """Whether it may be closed for a new connection; it is the youngest of these then."""
@@ -322,12 +318,12 @@ class Server(ThreadingHTTPServer):
 
     def verify_request(self, _request: Any, _client_address: Any) -> bool:
         """Whether there is room for it."""
-        found = len(self._open) < self._max_connections or self._make_room()
+        found = len(self.open) < self._max_connections or self._make_room()
         self.refused += not found
         return found
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.add(request)
+        self.open.add(request)
         self.mark(request, is_closable=True)
         super().process_request(request, client_address)
 
@@ -341,7 +337,7 @@ class Server(ThreadingHTTPServer):
     def close_request(self, request: Any) -> None:
         super().close_request(request)
         with self._changed:
-            self._open.discard(request)
+            self.open.discard(request)
             self._closable.pop(request, None)
             self._changed.notify_all()
 
@@ -352,7 +348,7 @@ class Server(ThreadingHTTPServer):
             if oldest is None:
                 return False
             self._cut(oldest)
-            return self._changed.wait_for(lambda: oldest not in self._open, DEAF_S)
+            return self._changed.wait_for(lambda: oldest not in self.open, DEAF_S)
 
     def _cut(self, sock: socket.socket) -> None:
         """Its thread sees at once that it has ended."""
