@@ -234,7 +234,7 @@ class EventBuilder:
 
     def due_s(self) -> float:
         ticks_ns = self._ticked_ns + TICK_NS if self.open else None
-        dues = self._sampler.due_ns(), ticks_ns, self._urgent_ns, self._oom_events.stopping_pods.due_ns()
+        dues = self._sampler.due_ns(), ticks_ns, self._urgent_ns, self._oom_events.due_ns()
         due = max(min(due for due in dues if due is not None), self._caught_up_ns)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns + PATIENCE_NS)
@@ -261,7 +261,7 @@ class EventBuilder:
         for lost in self._losses.poll(now):
             self.feed(lost)
         self.confirmation.turn(now)
-        self._oom_events.stopping_pods.turn(now)
+        self._oom_events.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now
             self.feed(ev.Tick(now))

@@ -233,7 +233,7 @@ class Side:
         self.disks.close(_CLOSE_S)
         if self.cluster is not None:
             self.cluster.close()
-        self.processes.over.flush()
+        self.log.budget.flush(at_once=True)
         self.races.close(_CLOSE_S, _INCIDENTS_S)
         self.left_changes.at_end(self.listener)
         self.lines.close(_CLOSE_S)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from monitor.kernel import cgroup_procs
@@ -108,7 +108,9 @@ class OomEvents:
     counts: Counts
 
     def __post_init__(self) -> None:
-        self.stopping_pods = StoppingPods(self.node, self.feed)
+        # Pods that a runtime stops, under pressure perhaps for a kubelet: until when to wait, and the name.
+        self._stopping: dict[str, tuple[int, str]] = {}
+        self._looked_ns = 0
 
     def handle(self, event: OomEvent) -> None:
         kind, at = event.kind, event.oom_cgroup
@@ -151,7 +153,26 @@ class OomEvents:
             text = "SIGKILL by a process: no OOM kill"
             self.log.budget("info", text, pod=event.pod_name, **{key: getattr(event, key) for key in _OF_KILL})
         if kill.by_runtime and kill.pod is not None and self.pressed():
-            self.stopping_pods.note(kill.pod, kill.pod_name or kill.pod)
+            now = time.monotonic_ns()
+            self._looked_ns = self._looked_ns if self._stopping else now
+            self._stopping[kill.pod] = now + WAIT_NS, kill.pod_name or kill.pod
+
+    def due_ns(self) -> int | None:
+        """When to look next; None if no pod is being stopped."""
+        return self._looked_ns + LOOK_NS if self._stopping else None
+
+    def turn(self, now_ns: int) -> None:
+        """Report the pods being stopped whose cgroup is empty or gone."""
+        if not self._stopping or now_ns < self._looked_ns + LOOK_NS:
+            return
+        self._looked_ns = now_ns
+        for uid, (until, name) in list(self._stopping.items()):
+            found = self.node.pods.get(uid)
+            is_over = found is None or cgroup_procs.empty(found.cgroup)
+            if is_over or now_ns >= until:
+                del self._stopping[uid]
+            if is_over:
+                self.feed(Gone(now_ns, uid, name, None, KUBELET))
 
     def _is_of_the_node(self, event: OomEvent) -> bool:
         """Where a cgroup is treated as the node, what is killed in the rest of the machine is no incident of this node.
@@ -218,39 +239,3 @@ class OomEvents:
                 pass  # gone; what it lay in may be there
             path = path.parent
         return found
-
-
-@dataclass
-class StoppingPods:
-    """Pods that a runtime is stopping, under pressure perhaps for a kubelet's eviction. ``feed`` gets each when its
-    cgroup is empty or gone.
-    """
-
-    node: NodeState
-    feed: Callable[[Gone], None]
-    _until: dict[str, tuple[int, str]] = field(default_factory=dict)  # uid -> until when to wait, and its name
-    _looked_ns: int = 0
-
-    def due_ns(self) -> int | None:
-        """When to look next; None if no pod is being stopped."""
-        return self._looked_ns + LOOK_NS if self._until else None
-
-    def note(self, uid: str, name: str) -> None:
-        if not self._until:
-            self._looked_ns = time.monotonic_ns()
-        self._until[uid] = (time.monotonic_ns() + WAIT_NS, name)
-
-    def turn(self, now_ns: int) -> None:
-        if not self._until or now_ns < self._looked_ns + LOOK_NS:
-            return
-        self._looked_ns = now_ns
-        for uid, (until, name) in list(self._until.items()):
-            if self._is_empty(uid):
-                del self._until[uid]
-                self.feed(Gone(now_ns, uid, name, None, KUBELET))
-            elif now_ns >= until:
-                del self._until[uid]
-
-    def _is_empty(self, uid: str) -> bool:
-        found = self.node.pods.get(uid)
-        return found is None or cgroup_procs.empty(found.cgroup)

@@ -255,9 +255,6 @@ class OverBudget:
         if self._due_ns is not None and now >= self._due_ns:
             self._check_pods(now)
 
-    def flush(self) -> None:
-        self.log.budget.flush(at_once=True)
-
     def _check_pods(self, now: int) -> None:
         self._due_ns, before, self._seen = None, self._seen, {}
         for uid, found in self.node.pods.items():

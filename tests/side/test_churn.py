@@ -139,7 +139,7 @@ class Node:
             "lines": self.log.budget,
             "builder": self.builder,
             "sampler": self.builder._sampler,
-            "oom events": self.builder._oom_events.stopping_pods,
+            "oom events": self.builder._oom_events,
         }
         return {
             f"{owner}.{name}": len(value)
