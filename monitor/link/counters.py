@@ -53,8 +53,6 @@ COUNTERS = (
     "side_starts",
     "side_hangs",  # sides that were killed because they hung
     "side_heartbeat_ns",  # the side's last turn (CLOCK_MONOTONIC), written by the side (monitor/link/heartbeat.py)
-    "side_start_cpu_ns",  # CPU time that its start took; written by the side
-    "side_stage",  # whether it starts, turns or ends; written by the side
     "arms",
     "disarms",
     "armed",  # 1 while the fine-grained program is attached

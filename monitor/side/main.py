@@ -37,7 +37,7 @@ from monitor.kernel.sched import hurry, started
 from monitor.kernel.timer import Timer
 from monitor.link import channel
 from monitor.link.counters import SharedStats
-from monitor.link.heartbeat import ENDING, HEARTBEAT_NS, TURNING, Heartbeat
+from monitor.link.heartbeat import HEARTBEAT_NS, Heartbeat
 from monitor.link.upgrade import refuse_other_code
 from monitor.pods.model import Ends
 from monitor.pods.source import open_for
@@ -152,7 +152,6 @@ class Side:
         collect_rarely()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
-        self.heartbeat.enter(TURNING)
         while not self._ending:
             self._guarded(self.processes.settle)
             self._turn(self._wait())
@@ -227,7 +226,7 @@ class Side:
         os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
-        self.heartbeat.enter(ENDING)
+        self.heartbeat.ping()
         self.processes.close(_CLOSE_S)
         self.messages.soft_brakes.close(_CLOSE_S)
         self.disks.close(_CLOSE_S)

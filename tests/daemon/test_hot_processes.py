@@ -70,47 +70,6 @@ def test_sighup_ends_nothing_and_the_log_names_what_to_do(node: LabNode) -> None
 
 
 @pytest.mark.once
-def test_a_side_that_hangs_is_replaced(node: LabNode) -> None:
-    """With all that it was sent about an eviction meanwhile and did not read."""
-    pod = node.add_pod("hog")
-    with live.daemon(node, "--enforce", *hard(64)) as daemon:
-        side = side_of(daemon)
-        gone = os.pidfd_open(side)
-        hog = node.start_hog(pod, mib=CROSSES)
-        since = len(daemon.log)
-        os.kill(side, signal.SIGSTOP)
-        hog.go()
-        assert hog.wait() == -signal.SIGKILL
-        assert node.oom_kills() == 0
-        live.ends(gone, fd=True)
-        evicted(daemon, pod, since)
-        logged = live.message(daemon, "the helper process is stopped: it was killed and was started again", since)
-        assert logged["level"] == "warning"
-        live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
-        assert side_of(daemon) != side
-        assert (live.metric(daemon, "side_hangs_total"), live.metric(daemon, "side_starts_total")) == (1, 2)
-        assert live.message(daemon, "incident", since, final=True)["verdict"]
-        assert not {n: v for n, v in daemon.metrics().items() if n.startswith("outrace_events_lost_total") and v}
-        live.ended(daemon)
-    os.close(gone)
-
-
-@pytest.mark.once
-def test_a_side_that_does_not_even_die_is_replaced(node: LabNode) -> None:
-    pod = node.add_pod("hog")
-    with live.daemon(node, "--enforce", *hard(64)) as daemon, live.freezer() as frozen:
-        side = side_of(daemon)
-        live.freeze(frozen, side)
-        assert daemon.wait_for(lambda r: "it was killed and was started again" in str(r.get("msg")))
-        live.until(lambda: daemon.get("/readyz")[0] == 200, "the new side to be ready")
-        assert live.alive(side)
-        hog = node.start_hog(pod, mib=CROSSES)
-        hog.go()
-        evicted(daemon, pod)
-    assert node.oom_kills() == 0
-
-
-@pytest.mark.once
 def test_hot_killed_leaves_no_side_and_the_next_one_starts(node: LabNode) -> None:
     pod = node.add_pod("hog")
     with live.daemon(node, *IN_KERNEL, *hard(16)) as daemon:

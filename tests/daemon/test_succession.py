@@ -2,7 +2,6 @@
 the helper had not stored yet.
 """
 
-import contextlib
 import os
 import signal
 import time
@@ -108,8 +107,7 @@ def test_a_side_that_is_killed_takes_no_record_of_an_oom_kill_with_it() -> None:
             (side,) = live.children(daemon.pid)
             os.kill(side, signal.SIGSTOP)
             waiting = live.killed_hog(node, pod, 256)
-            with contextlib.suppress(ProcessLookupError):  # it was taken for one that hangs already
-                os.kill(side, signal.SIGKILL)
+            os.kill(side, signal.SIGKILL)
             while_none = live.killed_hog(node, pod, 256)
             pids = sorted((waiting.pid, while_none.pid))
             reader = IncidentReader(daemon.state_dir / FOLDER)

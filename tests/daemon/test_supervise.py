@@ -14,12 +14,14 @@ import pytest
 
 from monitor.errors import EXIT_CANNOT
 from monitor.hot import supervise
-from monitor.hot.supervise import Side
+from monitor.hot.loop import Guard, Loop
+from monitor.hot.supervise import Side, SideRestarts
 from monitor.kernel.loader import package_path
 from monitor.kernel.procfs import readable
-from monitor.link import channel, upgrade
+from monitor.link import channel, heartbeat, upgrade
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, LogLine
+from monitor.link.outbox import Outbox
 from monitor.settings.config import RunConfig
 from monitor.side import main as side_process
 from tests import live
@@ -192,6 +194,31 @@ def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
     side.collect()
     with pytest.raises(ChildProcessError):
         os.waitpid(first, 0)
+
+
+def test_one_that_hangs_is_killed_and_replaced(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, so it winds up no timer any more. What it was sent meanwhile, the next one gets."""
+    monkeypatch.setattr(heartbeat, "MISSED_NS", 1_000_000)
+    stats, lost = SharedStats(side._stats_fd), list[int]()
+    loop = Loop(Guard(stats), stats)
+    outbox = Outbox(lambda: side.sock, stats)
+    restarts = SideRestarts(side, outbox, loop, lambda: None, lambda: lost.append(side.pid), lambda _: None)
+    loop.set_timers([("side", restarts.due_ns, restarts.go_on)])
+    restarts.open()
+    first = os.pidfd_open(side.pid)
+    os.kill(side.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, side.pid, os.WSTOPPED)
+    side.timer.set(1)  # of those that it wound up, none is left
+    live.until(lambda: loop.turn() or lost, "it to be found hung")
+    live.ends(first, fd=True)
+    os.close(first)
+    assert (lost, stats.get("side_hangs")) == ([0], 1)
+    side.next_start_ns = 0
+    loop.turn()
+    assert (stats.get("side_starts"), side.pid > 0) == (2, True)
+    restarts.complain()
+    monkeypatch.undo()
+    hear(side, "synced")
 
 
 def test_a_side_that_cannot_be_watched_is_not_left_alone(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
