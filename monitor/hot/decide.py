@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 class Decider:
-    """State of the policy and the eviction under way. Every pass is recorded where there is a recorder. It
-    constructs the `Actor`, the `Suspension` and the `HoldControl`.
+    """State of the policy and the eviction under way. It constructs the `Actor`, the `Suspension`, the `HoldControl`
+    and, with `--record`, the `PassRecorder`.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Decider:
         registry: Registry,
         trigger: Trigger,
         evictor: Evictor,
-        recorder: PassRecorder | None,
         outbox: Outbox,
     ) -> None:
         self.config = config.pass_config(kill_at_once=True)
@@ -62,7 +61,11 @@ class Decider:
         self._trigger = trigger
         self._evictor = evictor
         self._pending = evictor.pending
-        self._recorder = recorder
+        self._recorder: PassRecorder | None = None
+        if config.record:
+            from monitor.hot.pass_record import PassRecorder  # of no use without
+
+            self._recorder = PassRecorder(registry.order, outbox.offer)
         self._stats, self._send, self._log = outbox.stats, outbox.send, outbox.log
         self._enforce, sane = config.kills, config.compat == SANE
         self._disks = DiskSignals(config, era(config.policy), outbox.send)
@@ -75,7 +78,7 @@ class Decider:
         if config.holds:
             from monitor.hold.control import HoldControl  # 1.3 MB, of no use in other modes
 
-            record = None if recorder is None else recorder.held
+            record = None if self._recorder is None else self._recorder.held
             self.holds = HoldControl(config, gauge, registry, figures, evictor.grace_ends_ns, record, outbox)
         self._waiting = False  # a pod was chosen and not evicted yet, because a release is pending
         self.state = State()

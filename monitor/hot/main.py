@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monitor.errors import EXIT_FAILURE, EXIT_HOOK, MonitorError, remedy_of
 from monitor.hot.decide import Decider
@@ -45,9 +45,6 @@ from monitor.sources.gauge import Gauge, NodeGone
 from monitor.sources.registry import Registry
 from monitor.sources.source import open_memory_source
 
-if TYPE_CHECKING:
-    from monitor.hot.pass_record import PassRecorder
-
 
 class Hot:
     """The objects of the hot process, and what starts and ends them."""
@@ -63,13 +60,12 @@ class Hot:
         self.outbox = outbox = Outbox(lambda: side.sock, stats)
         source = open_memory_source(config, outbox)
         self.gauge = gauge = Gauge(source, config, config.thresholds(), outbox)
-        eviction_order, recorder = _eviction_order(config, outbox)
-        self.registry = registry = Registry(gauge.table, STEP, eviction_order)
+        self.registry = registry = Registry(gauge.table, STEP, EvictionOrder(era(config.policy).memory_key))
         in_kernel = config.kills and config.trigger == "kernel"  # not in mode hold, which refuses it
         self.trigger = trigger = Trigger(source.victim, registry, gauge.hierarchy.version, in_kernel)
         note = EvictionNote(source.eviction)
         self.evictor = evictor = Evictor(gauge, registry, trigger, outbox, loop, note)
-        self.decider = decider = Decider(config, gauge, registry, trigger, evictor, recorder, outbox)
+        self.decider = decider = Decider(config, gauge, registry, trigger, evictor, outbox)
         self.sources = source.events
         events, kills = source.events[0], source.events[-1]
         self.records = records = Records(events, gauge, registry, decider, outbox, is_exact=source.is_exact)
@@ -207,17 +203,6 @@ class Hot:
         self.trigger.disarm()
         self.gauge.arming.detach()
         self.side.stop()
-
-
-def _eviction_order(config: RunConfig, outbox: Outbox) -> tuple[EvictionOrder, PassRecorder | None]:
-    """The ranks of the pods; while everything is recorded, an order that notes its changes for the recorder."""
-    policy = era(config.policy)
-    if not config.record:
-        return EvictionOrder(policy.memory_key), None
-    from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder  # only a recording uses them
-
-    noted = RecordedEvictionOrder(policy.memory_key)
-    return noted, PassRecorder(noted, outbox.offer)
 
 
 def _other_messages(decider: Decider, evictor: Evictor, outbox: Outbox) -> dict[type, Callable[[Any], object]]:

@@ -7,7 +7,7 @@ a replay can go on. `outrace replay` (monitor/cli/replay.py) is the reader.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -17,7 +17,7 @@ from monitor.policy.decisions import HELD, SIGNALLED, Decisions
 from monitor.policy.eviction_pass import Outcome, State
 from monitor.policy.hold import Look, Rules, Steps
 from monitor.policy.hold import State as HoldState
-from monitor.policy.ranking import Candidate, EvictionOrder, Key
+from monitor.policy.ranking import Candidate
 from monitor.sources.registry import row
 
 #: Changes of the ranking in one packet: some 150 bytes each, 128 KiB are the most a packet takes.
@@ -25,35 +25,16 @@ _CHUNK = 256
 #: A snapshot at least this often, so that a file that was rotated can be replayed without the one before it.
 SNAPSHOT_NS = 60_000_000_000
 
-Offer = Callable[[HotMessage], bool]
 _Before = tuple[State, dict[str, int], int]  # and what was reported, by subject; the last number of a decision
 
 
-class RecordedEvictionOrder(EvictionOrder):
-    """Notes what changed. The order follows from its members, so only the last change of each pod counts."""
-
-    def __init__(self, key: Callable[[Candidate], Key]) -> None:
-        super().__init__(key)
-        self.members: dict[str, Candidate] = {}  # by uid
-        self.changed: dict[str, None] = {}  # uids, in order
-
-    def put(self, candidate: Candidate) -> None:
-        super().put(candidate)
-        self.members[candidate.uid] = candidate
-        self.changed[candidate.uid] = None
-
-    def remove(self, uid: str) -> None:
-        super().remove(uid)
-        if self.members.pop(uid, None) is not None:
-            self.changed[uid] = None
-
-
 class PassRecorder:
-    """Sends every pass through ``offer``, which gives False where a message did not fit."""
+    """Sends every pass through ``offer``, which gives False where a message did not fit. ``order``: the ranking now."""
 
-    def __init__(self, eviction_order: RecordedEvictionOrder, offer: Offer) -> None:
-        self._eviction_order = eviction_order
+    def __init__(self, order: Callable[[], Sequence[Candidate]], offer: Callable[[HotMessage], bool]) -> None:
+        self._order = order
         self._offer = offer
+        self._known: dict[int, Candidate] = {}  # as they were sent last, by identity: a change makes another
         self._number = 0  # of the next message; a reader sees by it what is missing
         self._broken = True  # something is missing: a snapshot has to come first
         self._missed = 0  # messages that did not fit
@@ -81,9 +62,8 @@ class PassRecorder:
         """A pass is over and was acted on. ``holding``: pods are held, and the policy does not decide."""
         if self._before is not None and not self._snapshot(one.now_ns, self._before):
             return
-        if not self._send_changes(self._eviction_order.changed, False):
+        if not self._send_changes():
             return
-        self._eviction_order.changed.clear()
         acted: dict[str, Any] = dict.fromkeys(Acted._fields) if one.acted is None else one.acted._asdict()
         self._send(
             Pass(
@@ -120,28 +100,24 @@ class PassRecorder:
         """All there is to know before this pass; False if it did not fit."""
         self._broken = False
         self._snapshot_ns = now_ns
-        self._eviction_order.changed.clear()
-        if not self._send_changes(self._eviction_order.members, True):
+        if not self._send_changes(whole=True):
             return False
         state, told, last_id = before
         found = {**state._asdict(), "conditions": sorted(state.conditions)}
         return self._send(Snapshot(found, told, last_id, self._missed))
 
-    def _send_changes(self, uids: Mapping[str, object], whole: bool) -> bool:
-        """The candidates behind these uids, or that they are none any more. ``whole``: there are no others."""
-        if not uids and not whole:
-            return True
-        left = list(uids)
-        while True:
-            part, left = left[:_CHUNK], left[_CHUNK:]
-            found = [(uid, self._eviction_order.members.get(uid)) for uid in part]
-            put = [row(member) for _, member in found if member is not None]
-            removed = [uid for uid, member in found if member is None]
-            if not self._send(Ranking(whole, put, removed)):
+    def _send_changes(self, *, whole: bool = False) -> bool:
+        """What changed in the ranking since it was sent last; ``whole``: all of it."""
+        known, now = {} if whole else self._known, {id(one): one for one in self._order()}
+        put = [row(one) for at, one in now.items() if at not in known]
+        uids = {uid for uid, *_ in put}
+        removed = [one.uid for at, one in known.items() if at not in now and one.uid not in uids]
+        self._known = now
+        while put or removed or whole:
+            if not self._send(Ranking(whole, put[:_CHUNK], removed[:_CHUNK])):
                 return False
-            whole = False
-            if not left:
-                return True
+            put, removed, whole = put[_CHUNK:], removed[_CHUNK:], False
+        return True
 
     def _send(self, message: OfPasses) -> bool:
         self._number += 1

@@ -89,7 +89,6 @@ class Registry:
         self._owners: dict[int, PodEntry] = {}  # by cgroup id of the pod and of its containers
         self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
         self.grown: set[str] = set()  # uids of evicted pods that have more than they were left with
-        self.changes = 0  # counts re-rankings; a cheap way to notice one
         self.members = 0  # counts pods that came or went
         self.sums: Sums = (0, 0)  # together, by what each had when it was ranked
         self._measured: tuple[list[str], list[int], list[bool]] | None = None  # see `usages`; None: not made yet
@@ -269,7 +268,6 @@ class Registry:
         self.sums = (sums[0] + now[0] - before[0], sums[1] + now[1] - before[1])
 
     def _rank(self, entry: PodEntry) -> None:
-        self.changes += 1
         if entry.part != _part(entry):
             entry.part, self._measured = _part(entry), None
         if entry.critical or entry.evicted or not entry.counted:

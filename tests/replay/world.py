@@ -5,6 +5,7 @@ import json
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from monitor.hold import brakes, control, figures
 from monitor.hold.control import HoldControl
 from monitor.hot import act, decide, moved_pods, pass_timer
 from monitor.hot.decide import Decider
-from monitor.hot.pass_record import PassRecorder, RecordedEvictionOrder
 from monitor.kernel.domains import Reading
 from monitor.link import channel
 from monitor.link.counters import SharedStats
@@ -31,6 +31,7 @@ from monitor.link.messages import (
     ToHolds,
 )
 from monitor.policy.pending_release import Coming
+from monitor.policy.ranking import EvictionOrder
 from monitor.policy.releases import era
 from monitor.policy.signals import Observation
 from monitor.settings.config import RunConfig
@@ -59,9 +60,7 @@ class World:
         self.deaf = False
         policy, rules = era(config.policy), config.pass_config(kill_at_once=True)
         self.table = Table()
-        eviction_order = RecordedEvictionOrder(policy.memory_key)
-        self.registry = Registry(self.table, MIB, eviction_order)
-        self.recorder = PassRecorder(eviction_order, self.send)
+        self.registry = Registry(self.table, MIB, EvictionOrder(policy.memory_key))
         self.watches: list[Any] = [
             types.SimpleNamespace(
                 name=name,
@@ -109,13 +108,15 @@ class World:
             active=False, left_in=lambda signal: 0, look=lambda now_ns: self.coming, dropped=lambda *_: False
         )
         outbox: Any = types.SimpleNamespace(
-            send=self.take, log=lambda _, msg, **__: self.logged.append(msg), stats=STATS
+            send=self.take, offer=self.send, log=lambda _, msg, **__: self.logged.append(msg), stats=STATS
         )
         self.brakes: dict[str, StandInBrake] = {}
         self.logged: list[str] = []
         self.told: list[HotMessage] = []  # of holds and suspensions
         about = gauge, self.registry, self.trigger, self.evictor
-        self.decider = Decider(config, *about, self.recorder, outbox)
+        self.decider = Decider(replace(config, record="RECORDING"), *about, outbox)
+        assert self.decider._recorder is not None
+        self.recorder = self.decider._recorder
         self.decider.may_act = True
 
     def send(self, message: HotMessage) -> bool:
