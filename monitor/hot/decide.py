@@ -293,21 +293,21 @@ class Decider:
         """Another program killed a process of a pod, or it is gone; the kernel frees ``size`` bytes (0: unknown)."""
         current, uid = self._evictor.current, entry.uid
         ours = entry.evicted or self._evictor.is_stuck(uid) or (current is not None and current.victim.uid == uid)
-        if not ours and self._pending.killed(entry, size, time.monotonic_ns()):
-            self._trigger.stand_down()
+        if not ours:
+            self._pending.killed(entry, size, time.monotonic_ns())
 
     def exited(self, entry: PodEntry, size: int) -> None:
         """A process of a pod exited by itself, and the kernel frees ``size`` bytes of it late."""
-        if not self._evictor.is_stuck(entry.uid) and self._pending.exited(entry, size, time.monotonic_ns()):
-            self._trigger.stand_down()
+        if not self._evictor.is_stuck(entry.uid):
+            self._pending.exited(entry, size, time.monotonic_ns())
 
     def forget(self, uid: str) -> None:
         """A pod is gone. If it has no process left, its memory is a pending release."""
         entry = self._registry.by_uid.get(uid)
         if entry is not None:
             self.holds.dropped(uid)
-            if not self._evictor.is_stuck(uid) and self._pending.dropped(entry, time.monotonic_ns()):
-                self._trigger.stand_down()
+            if not self._evictor.is_stuck(uid):
+                self._pending.dropped(entry, time.monotonic_ns())
         self._registry.drop(uid)
         self._trigger.forget(uid)
         self._gauge.sweep_soon()

@@ -52,7 +52,7 @@ class Evictor:
 
     def __post_init__(self) -> None:
         #: The memory of the pods that have ended.
-        self.pending = PendingRelease(self.gauge, self.registry, self.outbox)
+        self.pending = PendingRelease(self.gauge, self.registry, self.outbox, self.trigger.stand_down)
         self.current: Eviction | None = None
         self.stuck: list[Eviction] = []  # killed, and give nothing back: the next pod does not wait for them
         self._leaving: set[int] = set()  # pidfds of the current one's processes that have not ended yet

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -84,13 +85,14 @@ def _growth(samples: _Samples, least_ns: int) -> tuple[int, int]:
 
 
 class PendingRelease:
-    """Follows pending releases. `active` while there is one."""
+    """Follows pending releases. `active` while there is one; ``begun`` is called when one begins."""
 
-    def __init__(self, gauge: Gauge, registry: Registry, outbox: Outbox) -> None:
+    def __init__(self, gauge: Gauge, registry: Registry, outbox: Outbox, begun: Callable[[], object]) -> None:
         self._gauge = gauge
         self._registry = registry
         self._stats, self._send = outbox.stats, outbox.send
-        self._leaving: list[Leaving] = []
+        self._begun = begun
+        self._leaving: dict[str, Leaving] = {}  # by uid: the memory of a pod counts once
         self._samples: dict[str, _Samples] = {}
         self._returns: deque[int] = deque(maxlen=REMEMBERED)
         self._doubted_ns: dict[str, int] = {}  # pods in which a process lived on -> how long they were waited for
@@ -115,63 +117,57 @@ class PendingRelease:
 
         ``evicted`` is sent, with the final figure in ``freed``, as soon as that is known.
         """
-        for old in [one for one in self._leaving if one.uid == uid]:  # its memory counts once
+        if (old := self._leaving.pop(uid, None)) is not None:
             if uid not in self._registry.by_uid:  # its counters were removed before this was known
                 left = min(left, old.left)
-            self._leaving.remove(old)
             self._settle(old, gone_ns)
         self._begin(uid, held, left, gone_ns, evicted)
 
-    def killed(self, entry: PodEntry, size: int, now_ns: int) -> bool:
-        """Another program killed a process of a pod, or that process is gone; whether a release may be pending.
-
-        ``size``: what the process had, where the kernel reports it (of a victim of its OOM killer); 0: not known.
+    def killed(self, entry: PodEntry, size: int, now_ns: int) -> None:
+        """Another program killed a process of a pod, or that process is gone. ``size``: what the process had, where the
+        kernel reports it (of a victim of its OOM killer); 0: not known.
 
         The helper checks whether a process of the pod lives on. Until it answers the pod's memory counts as pending; if
         processes live on, for no more than `CONFIRM_NS` in a second: a pod that kills its own children all the time
         does not delay its eviction.
         """
-        for one in self._leaving:
-            if one.uid == entry.uid:
-                one.killed_again = True
-                one.size += size
-                if one.evicted is None and not one.unsure:  # it was killed before, and is gone only now
-                    one.until_ns = min(now_ns + self.bound_ns, one.gone_ns + MOST_BOUND_NS)
-                return False
+        if (one := self._leaving.get(entry.uid)) is not None:
+            one.killed_again = True
+            one.size += size
+            if one.evicted is None and not one.unsure:  # it was killed before, and is gone only now
+                one.until_ns = min(now_ns + self.bound_ns, one.gone_ns + MOST_BOUND_NS)
+            return
         if now_ns - self._doubts_ns >= DOUBTS_NS:
             self._doubted_ns.clear()
             self._doubts_ns = now_ns
-        if self._doubted_ns.get(entry.uid, 0) >= CONFIRM_NS:
-            return False
-        self._gauge.reread()
-        held = self._gauge.table.working_set(entry.index)
-        return self._begin(entry.uid, held, held, now_ns, unsure=True, size=size)
+        if self._doubted_ns.get(entry.uid, 0) < CONFIRM_NS:
+            held = self._has(entry)
+            self._begin(entry.uid, held, held, now_ns, unsure=True, size=size)
 
-    def exited(self, entry: PodEntry, size: int, now_ns: int) -> bool:
-        """A process of a pod exited by itself, and ``size`` bytes of it are freed late; whether a release is pending.
-
-        Whether others of the pod live on makes no difference: it is known what was its own.
+    def exited(self, entry: PodEntry, size: int, now_ns: int) -> None:
+        """A process of a pod exited by itself, and ``size`` bytes of it are freed late. Whether others of the pod live
+        on makes no difference: it is known what was its own.
         """
-        for one in self._leaving:
-            if one.uid == entry.uid:
-                more = min(size, one.kept)
-                one.kept, one.left, one.held = one.kept - more, one.left + more, one.held + more
-                return False
-        self._gauge.reread()
-        has = self._gauge.table.working_set(entry.index)
+        if (one := self._leaving.get(entry.uid)) is not None:
+            more = min(size, one.kept)
+            one.kept, one.left, one.held = one.kept - more, one.left + more, one.held + more
+            return
+        has = self._has(entry)
         size = min(size, has)
-        return self._begin(entry.uid, size, size, now_ns, kept=has - size)
+        self._begin(entry.uid, size, size, now_ns, kept=has - size)
 
-    def dropped(self, entry: PodEntry, now_ns: int) -> bool:
-        """A pod is about to be forgotten, and its counters with it; whether a release of it is pending."""
-        if entry.evicted or any(one.uid == entry.uid for one in self._leaving):
-            return False
-        self._gauge.reread()
-        held = self._gauge.table.working_set(entry.index)
+    def dropped(self, entry: PodEntry, now_ns: int) -> None:
+        """A pod is about to be forgotten, and its counters with it."""
+        if entry.evicted or entry.uid in self._leaving:
+            return
+        held = self._has(entry)
         with suppress(OSError):
             if held >= RELEASED_BELOW and cgroup_procs.empty(entry.cgroup, CGROUPS):
-                return self._begin(entry.uid, held, held, now_ns)
-        return False
+                self._begin(entry.uid, held, held, now_ns)
+
+    def _has(self, entry: PodEntry) -> int:
+        self._gauge.reread()
+        return self._gauge.table.working_set(entry.index)
 
     def _begin(
         self,
@@ -184,7 +180,7 @@ class PendingRelease:
         unsure: bool = False,
         size: int = 0,
         kept: int = 0,
-    ) -> bool:
+    ) -> None:
         entry = self._registry.by_uid.get(uid)
         self._number += 1
         leaving = Leaving(
@@ -205,18 +201,18 @@ class PendingRelease:
         if leaving.is_back:
             if evicted is not None:
                 self._settle(leaving, gone_ns)
-            return False
+            return
         if not self._leaving:
             self._samples.clear()
         self.next_look_ns = 0
-        self._leaving.append(leaving)
+        self._leaving[uid] = leaving
         if leaving.unsure:
             self._send(AskLives(leaving.number, uid))
-        return True
+        self._begun()
 
     def answered(self, number: int, lives: bool) -> None:
         """The helper has checked whether a process lives on in a pod that another program killed."""
-        for leaving in self._leaving:
+        for leaving in self._leaving.values():
             if leaving.number == number and leaving.unsure:
                 if lives and leaving.size:  # the kernel frees the victim's part, not the others'
                     leaving.kept = max(0, leaving.held - leaving.size)
@@ -236,15 +232,16 @@ class PendingRelease:
 
     def reclaimed(self, number: int) -> None:
         """The helper's reclaim is over. What the kernel frees by itself has its time still."""
-        for leaving in self._leaving:
+        for leaving in self._leaving.values():
             if leaving.number == number:
                 leaving.until_ns = leaving.gone_ns + self.bound_ns
                 self.next_look_ns = 0
 
     def flush(self) -> None:
         """This daemon ends: send the messages that wait for a final figure as they are."""
-        while self._leaving:
-            self._settle(self._leaving.pop(0), time.monotonic_ns())
+        for leaving in self._leaving.values():
+            self._settle(leaving, time.monotonic_ns())
+        self._leaving.clear()
 
     # samples
 
@@ -253,14 +250,14 @@ class PendingRelease:
         if not self._leaving:
             return {}
         self._gauge.reread()
-        for leaving in self._leaving:
+        for leaving in self._leaving.values():
             self._count(leaving, now_ns)
         watches = [watch for watch in self._gauge.watches if watch.thresholds]
         for watch in watches:
             self._grow(watch, now_ns)
-        for leaving in list(self._leaving):
+        for leaving in list(self._leaving.values()):
             if leaving.is_back or now_ns >= self._end(leaving):
-                self._leaving.remove(leaving)
+                del self._leaving[leaving.uid]
                 self._settle(leaving, now_ns)
             elif not leaving.asked and not leaving.unsure and now_ns - leaving.moved_ns >= STAYS_NS:
                 self._ask(leaving, now_ns)
@@ -268,11 +265,11 @@ class PendingRelease:
 
     def left_in(self, signal: str) -> int:
         """Bytes of the dead that are still charged to a domain, also those that the daemon waits for no more."""
-        return sum(one.left for one in self._leaving if signal in one.domains and not one.unsure)
+        return sum(one.left for one in self._leaving.values() if signal in one.domains and not one.unsure)
 
     def looked(self, now_ns: int, took_ns: int) -> None:
         """A sample, and what followed from it, ended at ``now_ns`` and cost ``took_ns`` of a CPU."""
-        age = now_ns - max((one.moved_ns for one in self._leaving), default=now_ns)
+        age = now_ns - max((one.moved_ns for one in self._leaving.values()), default=now_ns)
         pace = next(pace for until, pace in PACES if age < until)
         self._rested_ns = now_ns + _REST * took_ns
         self.next_look_ns = max(now_ns + pace, self._rested_ns)
@@ -310,7 +307,7 @@ class PendingRelease:
 
     def _grow(self, watch: Watch, now_ns: int) -> None:
         """How the rest of a domain grew. A fall counts as the release of pods without counters of their own."""
-        mine = [one for one in self._leaving if watch.signal in one.domains]
+        mine = [one for one in self._leaving.values() if watch.signal in one.domains]
         others = self._gauge.reading(watch).used - sum(one.left for one in mine)
         samples = self._samples.setdefault(watch.signal, deque())
         fell = samples[-1][1] - others if samples else 0
@@ -324,7 +321,7 @@ class PendingRelease:
             samples.popleft()
 
     def _coming(self, watch: Watch, now_ns: int) -> Coming:
-        counted = [one for one in self._leaving if watch.signal in one.domains and now_ns < one.until_ns]
+        counted = [o for o in self._leaving.values() if watch.signal in o.domains and now_ns < o.until_ns]
         samples = self._samples[watch.signal]
         return Coming(
             sum(one.left for one in counted),

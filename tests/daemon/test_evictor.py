@@ -35,7 +35,7 @@ class Bench:
         nothing: Any = lambda *_: None  # noqa: E731
         gauge: Any = SimpleNamespace(reread=nothing, watches=[], table=SimpleNamespace(working_set=lambda _: self.held))
         registry: Any = SimpleNamespace(by_uid={"uid": self.entry}, move=nothing, set_evicted=nothing)
-        trigger: Any = SimpleNamespace(take=lambda _: self.victim)
+        trigger: Any = SimpleNamespace(take=lambda _: self.victim, stand_down=lambda: None)
         loop: Any = SimpleNamespace(register=lambda fd, _: self.epoll.register(fd), unregister=self.epoll.unregister)
         note = EvictionNote(memoryview(bytearray(EVICTION.size)).cast("Q"))
         self.evictor = Evictor(gauge, registry, trigger, outbox(self.sent.append), loop, note)

@@ -50,7 +50,7 @@ class World:
         )
         stats = SimpleNamespace(add=self.count, set=self.stats.__setitem__, observe_us=lambda *_: None)
         registry = SimpleNamespace(by_uid=self.by_uid)
-        self.pending = PendingRelease(gauge, registry, outbox(self.sent.append, stats))
+        self.pending = PendingRelease(gauge, registry, outbox(self.sent.append, stats), lambda: None)
 
     def count(self, name: str) -> None:
         self.stats[name] = self.stats.get(name, 0) + 1
@@ -137,7 +137,8 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
     for second in range(3):
         begun, waited = world.now, 0
         while world.now < begun + DOUBTS_NS:
-            if world.pending.killed(entry, 0, world.now):
+            world.pending.killed(entry, 0, world.now)
+            if world.pending.active:
                 before = world.now
                 assert world.look(10) is not None
                 world.pending.answered(world.messages("left")[-1].id, lives=True)
@@ -151,8 +152,8 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
 def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
     world = World()
     entry = world.pod("pod", 100)
-    assert world.pending.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
-    assert not world.pending.killed(entry, 70 * MIB, world.now)
+    world.pending.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
+    world.pending.killed(entry, 70 * MIB, world.now)
     world.pending.answered(world.messages("left")[0].id, lives=True)
     seen = world.look()
     assert seen.coming == 70 * MIB
@@ -230,9 +231,11 @@ def test_whether_anybody_is_left_in_a_pod_that_is_forgotten_is_not_looked_for_fo
     world = World()
     entry = world.pod("gone", 100)
     entry.cgroup = tmp_path
-    assert not world.pending.dropped(entry, world.now)
+    world.pending.dropped(entry, world.now)
+    assert not world.pending.active
     assert 0 < len(read) <= CGROUPS + 1
     for number in range(150):
         (tmp_path / f"c{number}" / "cgroup.procs").unlink()
         (tmp_path / f"c{number}").rmdir()
-    assert world.pending.dropped(entry, world.now)
+    world.pending.dropped(entry, world.now)
+    assert world.pending.active
