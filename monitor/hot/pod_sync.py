@@ -51,7 +51,6 @@ class PodSync:
             messages.PodGone: lambda message: self._drop(message.uid),
             messages.Synced: self._synced,
             messages.Refresh: self._refresh,
-            messages.Bad: self._bad,
         }
 
     def begin(self) -> None:
@@ -93,9 +92,6 @@ class PodSync:
 
     def _refresh(self, _: messages.Refresh) -> None:
         self._is_stale = True
-
-    def _bad(self, message: messages.Bad) -> None:
-        self.outbox.log("error", "a message of the helper could not be read", **message._asdict())
 
     def _put(self, message: messages.PodSeen) -> None:
         """Take in a pod. One that cannot be watched is tried again."""

@@ -314,16 +314,6 @@ FromHolds = PodHeld | PodReleased | Soften
 ToHolds = KubeletEviction | Softened
 
 
-# either way, never sent
-
-
-class Bad(NamedTuple):
-    """Stands for a packet that is no message."""
-
-    problem: str
-    type: str = "bad"  # what it says that it is
-
-
 HotMessage = (
     LogLine | State | Decision | Reclaim | Gone | GiveBack | AskLives | Suspended | Reap | Crossing | Clear
     | Signalled | Flight | OomEvent | OfPasses | FromHolds

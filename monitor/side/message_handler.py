@@ -81,22 +81,18 @@ class MessageHandler:
         self._reap_errors: set[int] = set()
         self._on_soften = self.soft_brakes.soften
 
-    def handle(self, message: messages.Message | messages.Bad) -> bool:
-        """Act on one message; whether it could be understood. If not, it is counted and logged, and the next one
-        comes anyway.
+    def handle(self, message: messages.Message) -> bool:
+        """Act on one message; whether that was possible. If not, it is counted and logged, and the next one comes
+        anyway.
         """
-        if isinstance(message, messages.Bad):
-            kind, problem = message.type, message.problem
-        else:
-            kind = messages.NAMES[type(message)]
-            handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
-            try:
-                if handler is not None:
-                    handler(message)
-                self.record(message)
-                return True
-            except (MonitorError, LookupError, TypeError, ValueError, OSError) as error:
-                problem = f"{type(error).__name__}: {error}"
+        handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
+        try:
+            if handler is not None:
+                handler(message)
+            self.record(message)
+            return True
+        except (MonitorError, LookupError, TypeError, ValueError, OSError) as error:
+            kind, problem = messages.NAMES[type(message)], f"{type(error).__name__}: {error}"
         self.counts.bad_messages += 1
         self.log.error("a message of the hot process cannot be used", type=kind, problem=problem)
         return False

@@ -21,7 +21,7 @@ from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import GONE
 from monitor.kernel.procfs import Process
 from monitor.kernel.wire import OomEvent
-from monitor.link.messages import Bad, Decision, Gone, Message, State, Suspended
+from monitor.link.messages import Decision, Gone, Message, State, Suspended
 from monitor.pods.model import FoundPod
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import era
@@ -318,7 +318,7 @@ class ProcessWatch:
         self.over.records_came()
         self._feed.consume()
 
-    def handle(self, message: Message | Bad | None) -> None:
+    def handle(self, message: Message) -> None:
         if isinstance(message, State):
             self._doubt(message)
         if isinstance(message, OomEvent):

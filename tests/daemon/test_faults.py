@@ -40,7 +40,7 @@ CALLS: dict[str, tuple[int, ...]] = {
     "epoll.register": (errno.ENOSPC, errno.ENOMEM, errno.EEXIST, errno.EPERM),
     "epoll.unregister": (errno.ENOENT, errno.EBADF),
     "poll.poll": (errno.ENOMEM, errno.EINVAL, errno.EINTR),
-    "recvmsg": (errno.ENOMEM, errno.EIO, errno.EINTR),
+    "recv": (errno.ENOMEM, errno.EIO, errno.EINTR),
     "send": (errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN, errno.EPIPE),
 }
 TIMES = 12
@@ -129,7 +129,7 @@ def test_whatever_fails_it_goes_on_and_evicts(node: LabNode, faults: Faults, cal
             pod = node.add_pod(f"hog{number}")
             live.message(daemon, "pod found", since, uid=pod.uid)
             faults.apply(daemon, call=call, errno=number, times=TIMES)
-            if call == "recvmsg":  # made only when the helper says something: on a quiet machine not once in a race
+            if call == "recv":  # made only when the helper says something: on a quiet machine not once in a race
                 node.add_pod(f"later{number}")
                 live.until(lambda: faults.hits > 0, "a message of the side")
             hog = node.start_hog(pod, mib=120)

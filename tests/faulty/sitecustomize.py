@@ -105,7 +105,7 @@ def _install() -> None:
     builtins.open = io.open = _faulty("open", builtins.open, _first)
     signal.pidfd_send_signal = _faulty("signal", signal.pidfd_send_signal, lambda fd, *_: _pid_of.get(fd))
     socket.socketpair = _faulty("socketpair", socket.socketpair, _first)
-    for name in ("send", "recvmsg", "recv"):
+    for name in ("send", "recv"):
         setattr(socket.socket, name, _faulty(name, getattr(socket.socket, name), _first))
     select.epoll, select.poll = _Epoll, _Poll  # type: ignore[misc, assignment]
     signal.signal(signal.SIGUSR1, _load)
