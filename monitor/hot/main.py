@@ -52,7 +52,7 @@ class Hot:
     def __init__(self, config: RunConfig, config_fd: int) -> None:
         self.config = config
         self.is_ready = False  # all pods are counted, and decisions can be made: True from some moment on
-        stats = SharedStats.inherit(STATS_FD)
+        stats = SharedStats(int(os.environ[STATS_FD]))
         self.guard = guard = Guard(stats)
         self.loop = loop = Loop(guard, stats)
         self.service = Service()
@@ -73,10 +73,10 @@ class Hot:
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps, side)
         others = _other_messages(decider, evictor, outbox)
         self.pods = pods = PodSync(guard, registry, decider, housekeeping, events.read_events, outbox, others)
-        self.restarts = restarts = SideRestarts(
+        self.restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
-        self.report = Report(gauge, registry, decider, records, guard, outbox, restarts.complain)
+        self.report = Report(gauge, registry, decider, records, guard, outbox)
         loop.set_timers(self._timers())
 
     def _ready(self, now_ns: int) -> None:
@@ -229,7 +229,7 @@ def _is_left_alone(config: RunConfig) -> bool:
 def main() -> int:
     config_fd = int(os.environ[CONFIG_FD])
     config = RunConfig.from_fd(config_fd)
-    for fd in (config_fd, *config.kept_fds):
+    for fd in (config_fd, int(os.environ[STATS_FD]), *config.kept_fds):
         os.set_inheritable(fd, False)
     hot: Hot | None = None
     failed: MonitorError | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monitor.hot.decide import Decider
@@ -22,7 +22,7 @@ PUBLISH_NS = 250_000_000
 
 @dataclass(eq=False)
 class Report:
-    """Sends what failed, and at most four times a second how things are, ``complain`` first."""
+    """Sends what failed, and at most four times a second how things are."""
 
     gauge: Gauge
     registry: Registry
@@ -30,7 +30,6 @@ class Report:
     records: Records
     guard: Guard
     outbox: Outbox
-    complain: Callable[[], None]
     published_ns: int = 0
 
     def due_ns(self) -> int | None:
@@ -48,7 +47,6 @@ class Report:
             log("error", "a system call failed: going on without it", **pod, **trouble.fields)
         if (self.decider.changed or self.decider.eventful) and now_ns >= self.published_ns + PUBLISH_NS:
             self.records.send_flight()
-            self.complain()
             self._publish(now_ns)
 
     def _publish(self, now_ns: int) -> None:

@@ -143,10 +143,8 @@ class Side:
         os.environ[STATS_FD] = str(self._stats_fd)
         os.environ[SIDE] = " ".join(map(str, (self.pid, *kept)))
 
-    def adopt(self, now_ns: int) -> bool:
-        """Take over the child that this process started before its execv; False if there is none."""
-        if SIDE not in os.environ:
-            return False
+    def adopt(self, now_ns: int) -> None:
+        """Take over the child that this process started before its execv."""
         pid, fd, end, timer = map(int, os.environ.pop(SIDE).split())
         self.next_start_ns = now_ns + _BACKOFF_NS
         self.sock, self._end = socket.socket(fileno=fd), socket.socket(fileno=end)
@@ -156,7 +154,6 @@ class Side:
         os.close(timer)
         self.pid, self._started_ns = pid, now_ns
         self.pidfd = os.pidfd_open(pid)  # works for a child that has ended too: it is ours to collect
-        return True
 
     def reap(self) -> int:
         """Collect the dead child: its wait status (0 if it was not ours to collect)."""
@@ -205,11 +202,10 @@ class SideRestarts:
 
     def __post_init__(self) -> None:
         self._heartbeat = HeartbeatWatch(self.outbox.stats, self.side.timer)
-        self._complaint = ""  # for the next helper to log
 
     def open(self) -> None:
-        """Start the first side. Raises OSError."""
-        self.start(time.monotonic_ns())
+        """Take over the side that `outrace run` started. Raises OSError."""
+        self._begin(self.side.adopt)
         self.loop.register(self.side.timer.fileno(), lambda _: self._heartbeat.missed())
 
     def due_ns(self) -> int | None:
@@ -218,18 +214,18 @@ class SideRestarts:
 
     def go_on(self, now_ns: int) -> None:
         """What is due. Raises OSError from a start: it is tried again when the backoff is over."""
-        if self.side.pid:
-            self._look()
-        else:
-            self.start(time.monotonic_ns())
+        if not self.side.pid:
+            self._begin(self.side.start)
+        elif self._heartbeat.hangs():
+            self.outbox.stats.add("side_hangs")
+            self.side.kill()
+            self._without_side("hung, was killed")
 
-    def start(self, now_ns: int) -> None:
-        """Raises OSError."""
+    def _begin(self, how: Callable[[int], None]) -> None:
         side = self.side
         self.started()
         self._heartbeat.begin()
-        if not side.adopt(now_ns):
-            side.start(now_ns)
+        how(time.monotonic_ns())
         assert side.sock is not None
         self.outbox.stats.add("side_starts")
         try:
@@ -242,12 +238,6 @@ class SideRestarts:
             raise
         self.outbox.resend()
 
-    def _look(self) -> None:
-        if self._heartbeat.hangs():
-            self.outbox.stats.add("side_hangs")
-            self.side.kill()
-            self._without_side("hung, was killed")
-
     def _ended(self, pidfd: int) -> None:
         """The epoll forgets descriptors as they are closed."""
         if pidfd != self.side.pidfd:
@@ -256,13 +246,7 @@ class SideRestarts:
             self._without_side(f"ended (wait status {self.side.reap()})")
 
     def _without_side(self, why: str = "") -> None:
-        if why and not self.loop.is_stopping:
-            self._complaint = f"the helper process {why} and was started again"
         self.outbox.side_lost()
+        if why and not self.loop.is_stopping:  # the next one logs it
+            self.outbox.log("warning", f"the helper process {why} and was started again")
         self.lost()
-
-    def complain(self) -> None:
-        """Have the helper log why the one before it ended, once there is one."""
-        if self._complaint and self.side.sock is not None:
-            self.outbox.log("warning", self._complaint)
-            self._complaint = ""

@@ -100,15 +100,6 @@ class SharedStats:
         os.ftruncate(fd, SIZE)
         return cls(fd)
 
-    @classmethod
-    def inherit(cls, variable: str) -> SharedStats:
-        """The page whose descriptor the environment names, or a new one if it names none."""
-        if variable not in os.environ:
-            return cls.create()
-        fd = int(os.environ.pop(variable))
-        os.set_inheritable(fd, False)
-        return cls(fd)
-
     def add(self, name: str, n: int = 1) -> None:
         self._view[_SLOTS[name]] += n
 
