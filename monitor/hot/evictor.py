@@ -16,7 +16,7 @@ from monitor.hot.suspension import Asked
 from monitor.hot.trigger import Trigger
 from monitor.kernel.domains import Reading
 from monitor.kernel.troubles import TROUBLES
-from monitor.link.messages import Gone, Reap, Signalled
+from monitor.link.messages import Answer, Gone, Reap, Signalled
 from monitor.link.outbox import Outbox
 from monitor.sources.gauge import Gauge
 from monitor.sources.registry import PodEntry, Registry
@@ -93,9 +93,11 @@ class Evictor:
                 self.current.next_look_ns = 0
         self.loop.unregister(fd)  # it would be reported for ever
 
-    def reaped(self, number: int) -> None:
-        """The helper has freed what it could of the pod that decision ``number`` was about."""
-        if self.current is not None and self.current.decision_id == number:
+    def answered(self, message: Answer) -> None:
+        """The helper has freed what it could of the pod of a decision, or done what a pending release needs."""
+        if message.to != "reap":
+            self.pending.answered(message)
+        elif self.current is not None and self.current.decision_id == message.id:
             self._helper = 0
 
     def is_stuck(self, uid: str) -> bool:

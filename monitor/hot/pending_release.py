@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.wire import PAGE
-from monitor.link.messages import AskLives, GiveBack, Gone
+from monitor.link.messages import Answer, AskLives, GiveBack, Gone
 from monitor.link.outbox import Outbox
 from monitor.policy.pending_release import JUMP_NS, Coming
 from monitor.sources.gauge import Gauge
@@ -210,32 +210,31 @@ class PendingRelease:
             self._send(AskLives(leaving.number, uid))
         self._begun()
 
-    def answered(self, number: int, lives: bool) -> None:
-        """The helper has checked whether a process lives on in a pod that another program killed."""
-        for leaving in self._leaving.values():
-            if leaving.number == number and leaving.unsure:
-                if lives and leaving.size:  # the kernel frees the victim's part, not the others'
-                    leaving.kept = max(0, leaving.held - leaving.size)
-                    leaving.left = max(0, leaving.left - leaving.kept)
-                    leaving.held -= leaving.kept
-                elif lives:
-                    if leaving.killed_again:
-                        leaving.killed_again = False
-                        self._send(AskLives(number, leaving.uid))
-                    else:
-                        leaving.until_ns = 0
-                    self.next_look_ns = 0
-                    continue
-                leaving.unsure = False
-                leaving.until_ns = max(leaving.until_ns, leaving.gone_ns + self.bound_ns)
-                self.next_look_ns = 0
+    def answered(self, message: Answer) -> None:
+        """The helper's reclaim is over, or it has checked whether a process lives on in a pod."""
+        leaving = next((one for one in self._leaving.values() if one.number == message.id), None)
+        if leaving is None:
+            return
+        self.next_look_ns = 0
+        if message.to == "giveback":  # what the kernel frees by itself has its time still
+            leaving.until_ns = leaving.gone_ns + self.bound_ns
+        elif leaving.unsure:
+            self._checked(leaving, message.lives)
 
-    def reclaimed(self, number: int) -> None:
-        """The helper's reclaim is over. What the kernel frees by itself has its time still."""
-        for leaving in self._leaving.values():
-            if leaving.number == number:
-                leaving.until_ns = leaving.gone_ns + self.bound_ns
-                self.next_look_ns = 0
+    def _checked(self, leaving: Leaving, lives: bool) -> None:
+        """Whether a process lives on in a pod that another program killed."""
+        if not lives or leaving.size:
+            leaving.unsure = False
+            leaving.until_ns = max(leaving.until_ns, leaving.gone_ns + self.bound_ns)
+            # The kernel frees the victim's part, not the others'.
+            leaving.kept = max(0, leaving.held - leaving.size) if lives else 0
+            leaving.left = max(0, leaving.left - leaving.kept)
+            leaving.held -= leaving.kept
+        elif leaving.killed_again:
+            leaving.killed_again = False
+            self._send(AskLives(leaving.number, leaving.uid))
+        else:
+            leaving.until_ns = 0
 
     def flush(self) -> None:
         """This daemon ends: send the messages that wait for a final figure as they are."""

@@ -154,23 +154,12 @@ class PodGone(NamedTuple):
     uid: str
 
 
-class Reaped(NamedTuple):
-    """What `reap` asked for has been done, or could not be."""
+class Answer(NamedTuple):
+    """What the hot process asked for has been done, or could not be."""
 
-    id: int  # of the `reap`
-
-
-class Reclaimed(NamedTuple):
-    """What `giveback` asked for has been done, or could not be."""
-
-    id: int  # of the `giveback`
-
-
-class Lives(NamedTuple):
-    """The answer to `left`."""
-
-    id: int  # of the `left`
-    lives: bool
+    to: str  # `reap`, `giveback` or `left`
+    id: int  # of that
+    lives: bool = False  # to `left`
 
 
 class DiskFigures(NamedTuple):
@@ -319,7 +308,7 @@ HotMessage = (
     | Signalled | Flight | OomEvent | OfPasses | FromHolds
 )  # fmt: skip
 SideMessage = (
-    PodSeen | PodGone | Reaped | Reclaimed | Lives | DiskFigures | Synced | Stored | Record | Refresh
+    PodSeen | PodGone | Answer | DiskFigures | Synced | Stored | Record | Refresh
     | ToHolds | StallCause
 )  # fmt: skip
 Message = HotMessage | SideMessage

@@ -202,7 +202,7 @@ class MessageHandler:
 
     def _on_asklives(self, message: messages.AskLives) -> None:
         found = self.node.pods.get(message.pod)
-        self.send(messages.Lives(message.id, found is not None and lives_on(found.cgroup)))
+        self.send(messages.Answer("left", message.id, found is not None and lives_on(found.cgroup)))
 
     def _on_giveback(self, message: messages.GiveBack) -> None:
         """An evicted pod keeps some of its memory: without a reclaim the next pod may be evicted for it."""
@@ -216,7 +216,7 @@ class MessageHandler:
         if found is not None and given:
             self.counts.given_back_bytes += given
             self.log.info("the kernel took back what an evicted pod left", pod=label(found.pod), bytes=given)
-        self.send(messages.Reclaimed(number))
+        self.send(messages.Answer("giveback", number))
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
         self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
@@ -235,7 +235,7 @@ class MessageHandler:
                 self.log.warning(
                     "process_mrelease failed; the kernel frees by itself", errno=code, problem=os.strerror(code)
                 )
-        self.send(messages.Reaped(number))
+        self.send(messages.Answer("reap", number))
 
 
 def _present(message: messages.Message) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from monitor.hot.evictor import EvictionNote, Evictor
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import wants_cpu
 from monitor.kernel.wire import EVICTION
-from monitor.link.messages import NAMES, LogLine, Reap
+from monitor.link.messages import NAMES, Answer, LogLine, Reap
 from tests import live
 from tests.daemon.stand_ins import outbox
 
@@ -124,7 +124,7 @@ def test_the_side_is_waited_for_until_it_answers(pod: Path, answer: int | str | 
             assert not bench.evictor.follow(eviction.signalled_ns + 2 * REAP_AFTER_NS, side.pid)
             assert bench.sent == [Reap(NUMBER, [puppet.pid])]
         if isinstance(answer, int):
-            bench.evictor.reaped(answer)
+            bench.evictor.answered(Answer("reap", answer))
         is_over = answer in ("not asked", NUMBER)
         assert bench.evictor.follow(eviction.signalled_ns + 2 * STUCK_NS, side.pid) is is_over
         if not is_over:

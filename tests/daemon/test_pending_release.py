@@ -22,7 +22,7 @@ from monitor.hot.pending_release import (
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.domains import Reading
-from monitor.link.messages import NAMES, Gone
+from monitor.link.messages import NAMES, Answer, Gone
 from monitor.policy.pending_release import Coming, waits
 from tests.daemon.stand_ins import outbox
 
@@ -115,7 +115,7 @@ def test_what_stays_is_asked_for_and_given_up() -> None:
     (asked,) = world.messages("giveback")
     seen = world.look()
     assert seen.back_ns > FIRST_BOUND_NS
-    world.pending.reclaimed(asked.id)
+    world.pending.answered(Answer("giveback", asked.id))
     seen = world.look()
     assert seen.back_ns < FIRST_BOUND_NS, "what the kernel frees by itself has its time still"
     assert world.look(FIRST_BOUND_NS / MS) is None
@@ -141,7 +141,7 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
             if world.pending.active:
                 before = world.now
                 assert world.look(10) is not None
-                world.pending.answered(world.messages("left")[-1].id, lives=True)
+                world.pending.answered(Answer("left", world.messages("left")[-1].id, lives=True))
                 assert world.look(0) is None
                 waited += world.now - before
             else:
@@ -154,7 +154,7 @@ def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
     entry = world.pod("pod", 100)
     world.pending.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
     world.pending.killed(entry, 70 * MIB, world.now)
-    world.pending.answered(world.messages("left")[0].id, lives=True)
+    world.pending.answered(Answer("left", world.messages("left")[0].id, lives=True))
     seen = world.look()
     assert seen.coming == 70 * MIB
     world.held["pod"] = 30 * MIB
