@@ -24,13 +24,8 @@ _MOST = 4096
 _CHUNK = 1000
 #: (time ns, cgroup id, usage, inactive file, active file), in pages
 Step = tuple[int, int, int, int, int]
-_OOM_RECORDS = {
-    "mark": "records_oom",
-    "kill": "records_kill",
-    "exit": "records_exit",
-    "left": "records_exit",
-    "reclaim": "records_reclaim",
-}
+#: Kinds that are counted under another name.
+_COUNTED = {"mark": "oom", "left": "exit"}
 
 
 class Records:
@@ -96,7 +91,7 @@ class Records:
             self._stats.add("records_bad")
 
     def oom(self, event: OomEvent) -> None:
-        self._stats.add(_OOM_RECORDS[event.kind])
+        self._stats.add(f"records_{_COUNTED.get(event.kind, event.kind)}")
         pod = self._registry.owner_of_cgroup(event.victim_cgroup)
         if pod is None and event.domain is not None:  # deeper in a pod than its containers
             pod = self._registry.owner_of_cgroup(self._table.cgroup_id(event.domain))

@@ -21,7 +21,7 @@ from monitor.kernel import python
 from monitor.kernel.timer import Timer
 from monitor.kernel.troubles import TROUBLES
 from monitor.link import channel
-from monitor.link.heartbeat import HeartbeatWatch
+from monitor.link.heartbeat import MISSED_NS
 from monitor.link.outbox import Outbox
 from monitor.link.upgrade import CODE, MINE
 from monitor.settings.config import CHANNEL_FD, CONFIG_FD, HEARTBEAT_FD, SIDE, STATS_FD
@@ -191,7 +191,11 @@ class Side:
 
 @dataclass(eq=False)
 class SideRestarts:
-    """``started`` is called before a helper is, ``lost`` when one is gone, ``receive`` when it has sent something."""
+    """``started`` is called before a helper is, ``lost`` when one is gone, ``receive`` when it has sent something.
+
+    When the timer that the helper winds up (`monitor.link.heartbeat`) has run out, the hot process waits as long again,
+    awake: after a time in which both stood still, as in a frozen virtual machine, the helper turns first.
+    """
 
     side: Side
     outbox: Outbox
@@ -201,30 +205,33 @@ class SideRestarts:
     receive: Callable[[socket.socket], object]
 
     def __post_init__(self) -> None:
-        self._heartbeat = HeartbeatWatch(self.outbox.stats, self.side.timer)
+        self._look_ns: int | None = None  # when to look whether it has turned; None: when the timer has run out
+        self._ping_ns = 0  # its last turn, when it had
 
     def open(self) -> None:
         """Take over the side that `outrace run` started. Raises OSError."""
         self._begin(self.side.adopt)
-        self.loop.register(self.side.timer.fileno(), lambda _: self._heartbeat.missed())
+        self.loop.register(self.side.timer.fileno(), self._missed)
 
     def due_ns(self) -> int | None:
         """When to look at the helper, or to start one where there is none."""
-        return self._heartbeat.next_ns if self.side.pid else self.side.next_start_ns
+        return self._look_ns if self.side.pid else self.side.next_start_ns
 
     def go_on(self, now_ns: int) -> None:
         """What is due. Raises OSError from a start: it is tried again when the backoff is over."""
+        stats, self._look_ns = self.outbox.stats, None
         if not self.side.pid:
             self._begin(self.side.start)
-        elif self._heartbeat.hangs():
-            self.outbox.stats.add("side_hangs")
+        elif stats.get("side_heartbeat_ns") == self._ping_ns:  # else it has wound up the timer
+            stats.add("side_hangs")
             self.side.kill()
             self._without_side("hung, was killed")
 
     def _begin(self, how: Callable[[int], None]) -> None:
-        side = self.side
+        side, self._look_ns = self.side, None
         self.started()
-        self._heartbeat.begin()
+        self.outbox.stats.set("side_heartbeat_ns", 0)
+        side.timer.set(MISSED_NS)
         how(time.monotonic_ns())
         assert side.sock is not None
         self.outbox.stats.add("side_starts")
@@ -237,6 +244,11 @@ class SideRestarts:
             self._without_side()
             raise
         self.outbox.resend()
+
+    def _missed(self, _: int) -> None:
+        self.side.timer.acknowledge()
+        self._ping_ns = self.outbox.stats.get("side_heartbeat_ns")
+        self._look_ns = time.monotonic_ns() + MISSED_NS
 
     def _ended(self, pidfd: int) -> None:
         """The epoll forgets descriptors as they are closed."""

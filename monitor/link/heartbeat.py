@@ -2,8 +2,7 @@
 
 The side writes the time of every turn into the shared counters, twice a second at least, and winds up a timer that both
 processes hold: the hot one sleeps until it runs out. (Looking by itself twice a second cost it 30 ms of CPU time a
-minute, with a budget of 20 for all it does while it is idle.) Then the hot process waits as long again, awake: after a
-time in which both stood still, as in a frozen virtual machine, the side turns first.
+minute, with a budget of 20 for all it does while it is idle.) `monitor.hot.supervise` has the rest.
 """
 
 from __future__ import annotations
@@ -19,31 +18,6 @@ HEARTBEAT_NS = 500_000_000
 #: A side hangs that has not turned for twice as long. It starts in 0.5 s here, in 10 s on an emulated CPU, and stores
 #: what it knows within 20 s when it ends.
 MISSED_NS = 15_000_000_000
-
-
-@dataclass(eq=False)
-class HeartbeatWatch:
-    """The hot process's look at the pings of one side after the other. ``timer`` is the one that they wind up."""
-
-    stats: SharedStats
-    timer: Timer
-    next_ns: int | None = None  # when to look; None: when the timer has run out
-    _ping_ns: int = 0  # the last one, when it had
-
-    def begin(self) -> None:
-        self.next_ns = None
-        self.stats.set("side_heartbeat_ns", 0)
-        self.timer.set(MISSED_NS)
-
-    def missed(self) -> None:
-        """The timer has run out."""
-        self.timer.acknowledge()
-        self._ping_ns, self.next_ns = self.stats.get("side_heartbeat_ns"), time.monotonic_ns() + MISSED_NS
-
-    def hangs(self) -> bool:
-        """Whether the side has not turned since; if it has, it has wound up the timer."""
-        self.next_ns = None
-        return self.stats.get("side_heartbeat_ns") == self._ping_ns
 
 
 @dataclass(eq=False)

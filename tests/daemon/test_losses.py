@@ -1,6 +1,8 @@
 """What was dropped on the way to the helper, and pods that cause more than the programs report one by one."""
 
+import os
 import select
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +19,14 @@ from monitor.side.event_builder import Losses
 from monitor.side.node_state import Figures
 from monitor.side.process_watch import LOOK_NS, OverBudget
 from monitor.sources.rings import SAVED_NS, SHARE, Ration, Rings
-from tests.daemon.test_heartbeat import stats as stats
 from tests.log_lines import LogLines
+
+
+@pytest.fixture
+def stats() -> Iterator[SharedStats]:
+    made = SharedStats.create()
+    yield made
+    os.close(made.fd)
 
 
 def message(name: str) -> Any:

@@ -18,7 +18,7 @@ from monitor.hot.loop import Guard, Loop
 from monitor.hot.supervise import Side, SideRestarts
 from monitor.kernel.loader import package_path
 from monitor.kernel.procfs import readable
-from monitor.link import channel, heartbeat, upgrade
+from monitor.link import channel, upgrade
 from monitor.link.counters import SharedStats
 from monitor.link.messages import NAMES, LogLine
 from monitor.link.outbox import Outbox
@@ -197,16 +197,21 @@ def test_one_that_does_not_even_die_is_left_behind(side: Side) -> None:
 
 
 def test_one_that_hangs_is_killed_and_replaced(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped, so it winds up no timer any more. What it was sent meanwhile, the next one gets."""
-    monkeypatch.setattr(heartbeat, "MISSED_NS", 1_000_000)
+    """Stopped, so it winds up no timer any more."""
+    monkeypatch.setattr(supervise, "MISSED_NS", 1_000_000)
     stats, lost = SharedStats(side._stats_fd), list[int]()
     loop = Loop(Guard(stats), stats)
     outbox = Outbox(lambda: side.sock, stats)
     restarts = SideRestarts(side, outbox, loop, lambda: None, lambda: lost.append(side.pid), lambda _: None)
     loop.set_timers([("side", restarts.due_ns, restarts.go_on)])
     restarts._begin(side.start)
-    loop.register(side.timer.fileno(), lambda _: restarts._heartbeat.missed())
+    loop.register(side.timer.fileno(), restarts._missed)
     first = os.pidfd_open(side.pid)
+    hear(side, "synced")
+    restarts._missed(0)
+    live.until(lambda: stats.get("side_heartbeat_ns") != restarts._ping_ns, "another turn")
+    restarts.go_on(0)
+    assert (lost, restarts.due_ns()) == ([], None), "it turns"
     os.kill(side.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, side.pid, os.WSTOPPED)
     side.timer.set(1)  # of those that it wound up, none is left
