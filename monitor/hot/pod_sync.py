@@ -50,7 +50,6 @@ class PodSync:
             messages.PodSeen: self._came,
             messages.PodGone: lambda message: self._drop(message.uid),
             messages.Synced: self._synced,
-            messages.Refresh: self._refresh,
         }
 
     def begin(self) -> None:
@@ -88,9 +87,6 @@ class PodSync:
         if self._knows_pods:
             self.decider.holds.report_all()
         self._knows_pods = True
-        self._is_stale = True
-
-    def _refresh(self, _: messages.Refresh) -> None:
         self._is_stale = True
 
     def _put(self, message: messages.PodSeen) -> None:

@@ -181,8 +181,8 @@ class Stored(NamedTuple):
     total: int  # of `cross`, `clear`, `decision`, `killed`, `evicted`, `oom`, `held`, `hold_ended`
 
 
-class Refresh(NamedTuple):
-    """Bring every counter in the `domains` map up to date (the side waits until `sweeps` has moved)."""
+class Turn(NamedTuple):
+    """The loop turns: that is all that it is for."""
 
 
 # of the hot process, only for a recording (`monitor.side.recording`), and read from one (`monitor.cli.replay`)
@@ -308,7 +308,7 @@ HotMessage = (
     | Signalled | Flight | OomEvent | OfPasses | FromHolds
 )  # fmt: skip
 SideMessage = (
-    PodSeen | PodGone | Answer | DiskFigures | Synced | Stored | Record | Refresh
+    PodSeen | PodGone | Answer | DiskFigures | Synced | Stored | Record | Turn
     | ToHolds | StallCause
 )  # fmt: skip
 Message = HotMessage | SideMessage

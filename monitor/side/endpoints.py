@@ -89,12 +89,9 @@ class Summary:
     races: Callable[[], Races | None]
 
     def respond(self, *, is_live: bool = False) -> Response:
-        """Of this moment; from any thread. May wait 0.5 s for counters that are brought up to date, unless ``is_live``:
-        without a request to the hot process. Far from every threshold the counters stand still, and the figures are
-        those of the cgroup files then.
+        """Of this moment; from any thread, without a request to the hot process. Far from every threshold the counters
+        stand still, and the figures are those of the cgroup files then. ``is_live``: for frames that follow each other.
         """
-        if not is_live:
-            self.figures.refresh()
         counted = not is_live or self.figures.is_counted()
         return Response(200, "application/json", json.dumps(self.made(counted, waits=not is_live)).encode())
 

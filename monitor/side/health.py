@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from monitor.link.messages import Refresh
+from monitor.link.messages import Turn
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.node_state import Figures, NodeState, wait_until
@@ -33,12 +33,12 @@ class Health:
     turns: int = 0  # of the helper's main loop
 
     def hot_lives(self) -> bool:
-        """Whether the hot loop turns. A request to sweep makes a quiet loop turn; may wait 2 s."""
+        """Whether the hot loop turns. A message makes a quiet loop turn; may wait 2 s."""
         stats = self.figures.stats
         if time.monotonic_ns() - stats.get("published_ns") < _QUIET_NS:
             return True
         loops = stats.get("loops")
-        return self.figures.send(Refresh()) and wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
+        return self.figures.send(Turn()) and wait_until(lambda: stats.get("loops") != loops, _PROBE_TIMEOUT_S)
 
     def side_lives(self) -> bool:
         """Whether the helper's main loop turns when it is woken; may wait 2 s."""

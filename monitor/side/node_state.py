@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy, Reading
 from monitor.kernel.oom_candidates import Owner
 from monitor.link.counters import SharedStats
-from monitor.link.messages import Decision, PodHeld, Refresh, SideMessage, State
+from monitor.link.messages import Decision, PodHeld, SideMessage, State
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import Pod
 from monitor.policy.thresholds import Threshold
@@ -146,11 +145,9 @@ def pod_owners(pods: Mapping[str, FoundPod]) -> Callable[[Path], Owner | None]:
 
 
 #: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
-#: frees when it ends (they are uncharged after its last event). Older than this they are brought up to date first.
+#: frees when it ends (they are uncharged after its last event). Older than this the files are read.
 FRESH_NS = 1_000_000_000
-#: The longest wait for that. A sweep of 330 cgroups takes a few milliseconds.
-_REFRESH_TIMEOUT_S = 0.5
-_REFRESH_POLL_S = 0.005
+_POLL_S = 0.005
 
 
 @dataclass(eq=False)
@@ -165,7 +162,7 @@ class Counts:
 
 @dataclass(eq=False)
 class Figures:
-    """``send(message)`` reaches the hot process, which also brings the counters up to date."""
+    """What is counted of the node's memory, and elsewhere. ``send(message)`` reaches the hot process."""
 
     node: NodeState
     stats: SharedStats
@@ -176,7 +173,6 @@ class Figures:
 
     def __post_init__(self) -> None:
         self._counts: Map | None = None
-        self._refreshing = threading.Lock()
 
     def open(self) -> None:
         """Read the programs' table from now on. Raises MonitorError."""
@@ -188,18 +184,8 @@ class Figures:
         self.pins = pins
         self.counted()  # opens what is read later, when the pins may be gone
 
-    def refresh(self) -> None:
-        """Have the hot process bring the counters up to date unless they are. May wait 0.5 s."""
-        with self._refreshing:  # a storm of scrapes causes one sweep
-            stats = self.stats
-            if self.table is None or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS:
-                return
-            sweeps = stats.get("sweeps")
-            if self.send(Refresh()):
-                wait_until(lambda: stats.get("sweeps") != sweeps, _REFRESH_TIMEOUT_S)
-
     def is_counted(self) -> bool:
-        """Whether the counters are of this moment without a request to the hot process."""
+        """Whether the counters are of this moment."""
         stats = self.stats
         return bool(stats.get("armed")) or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS
 
@@ -234,11 +220,14 @@ class Figures:
         return total
 
     def used(self, path: Path, counted: bool = True, limited: bool = False) -> Reading | None:
-        """A cgroup's memory: exact from the BPF table where it is watched (not ``counted``: never), else from its
-        files; None if it is gone. ``limited``: against its own limit, which takes 19 us (measured, cgroup v1).
+        """A cgroup's memory: exact from the BPF table where it is watched and `is_counted` (not ``counted``: never),
+        else from its files; None if it is gone. ``limited``: against its own limit, which takes 19 us (measured, cgroup
+        v1).
         """
         try:
-            exact = self.table.read(cgroupfs.cgroup_id(path)) if counted and self.table is not None else None
+            exact = None
+            if counted and self.table is not None and self.is_counted():
+                exact = self.table.read(cgroupfs.cgroup_id(path))
             if exact is None:
                 return cgroupfs.read_cgroup(self.node.hierarchy, path)
             return exact._replace(capacity=cgroupfs.limit(path)) if limited else exact
@@ -271,5 +260,5 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(_REFRESH_POLL_S)
+        time.sleep(_POLL_S)
     return True

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.link.messages import Refresh
+from monitor.link.messages import Turn
 from monitor.settings.config import RunConfig
 from monitor.side import endpoints
 from tests import live
@@ -34,7 +34,7 @@ def test_readiness_and_liveness(node: Node) -> None:
     eventually(lambda: hot.get("/healthz") == (200, "ok\n"))
     hot.stats.set("published_ns", 0)
     eventually(lambda: hot.get("/healthz") == (503, "the hot loop stands still\n"))
-    assert hot.receive("refresh") == Refresh()  # it had been asked for a sign of life
+    assert hot.receive("turn") == Turn()  # it had been asked for a sign of life
     status, body = hot.get("/nothing")
     assert status == 404
     assert "/metrics" in body

@@ -120,7 +120,6 @@ class Metrics(Collector):
     def render(self, accept: str) -> Response:
         """The exposition in the format the client asks for (text 0.0.4 or OpenMetrics)."""
         encoder, content_type = choose_encoder(accept)
-        self.figures.refresh()
         return Response(200, content_type, encoder(self.registry))
 
     def collect(self) -> Iterator[Metric]:
