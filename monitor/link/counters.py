@@ -64,7 +64,6 @@ COUNTERS = (
     "sweep_turn_max_ns",  # and the most that one took in one turn of the loop
     "sweeps_given_up",  # begun again, because cgroups vanished faster than they could be counted
     "pods_uncounted",  # pods in cgroups that the programs do not see
-    "sweep_ns",  # time of the last complete sweep (CLOCK_MONOTONIC)
     "bound_bytes",  # bytes that can move unseen right now
     "bound_ns",  # for how long, where they are looked at now and then
     "return_bound_ns",  # so long memory of the dead is waited for

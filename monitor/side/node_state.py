@@ -144,9 +144,6 @@ def pod_owners(pods: Mapping[str, FoundPod]) -> Callable[[Path], Owner | None]:
     return owner
 
 
-#: While the fine-grained program is detached the counters stand still, and attached they miss the last pages a process
-#: frees when it ends (they are uncharged after its last event). Older than this the files are read.
-FRESH_NS = 1_000_000_000
 _POLL_S = 0.005
 
 
@@ -185,9 +182,8 @@ class Figures:
         self.counted()  # opens what is read later, when the pins may be gone
 
     def is_counted(self) -> bool:
-        """Whether the counters are of this moment."""
-        stats = self.stats
-        return bool(stats.get("armed")) or time.monotonic_ns() - stats.get("sweep_ns") < FRESH_NS
+        """Whether the counters are of this moment: while the fine-grained programs are detached, they stand still."""
+        return bool(self.stats.get("armed"))
 
     def counted(self) -> dict[str, int]:
         """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them.

@@ -87,7 +87,7 @@ class Races:
 
     def _order(self) -> list[str]:
         """Uids of the pods that may be evicted, by the figures of this moment."""
-        return [one.uid for one in evictable(eviction_order(self.node, self.figures, self.figures.is_counted()))]
+        return [one.uid for one in evictable(eviction_order(self.node, self.figures))]
 
     def kernels_victim(self, *, waits: bool = False) -> tuple[Victim | None, bool]:
         """The process that the kernel would kill, and whether the policy would evict another pod; (None, False) while

@@ -12,11 +12,11 @@ from monitor.race.badness import Victim, evictable, likely_victim
 from monitor.side.node_state import Figures, NodeState, pod_owners
 
 
-def eviction_order(node: NodeState, figures: Figures, counted: bool = True) -> list[Candidate]:
-    """The policy's order; not ``counted``: by the cgroups' files."""
+def eviction_order(node: NodeState, figures: Figures) -> list[Candidate]:
+    """The policy's order."""
     stats = {}
     for uid, found in node.pods.items():
-        reading = figures.used(found.cgroup, counted)
+        reading = figures.used(found.cgroup)
         if reading is not None:
             stats[uid] = PodStats({"memory": {"workingSetBytes": reading.working_set}})
     pods = [found.pod for found in node.pods.values()]

@@ -235,7 +235,6 @@ class Gauge:
         self._failed, self.unknown = 0, False
         now = time.monotonic_ns()
         self._stats.add("sweeps")
-        self._stats.set("sweep_ns", now)
         self._stats.set("sweep_partial", 0)
         self._stats.set("sweep_took_ns", sweeper.took_ns)
         self._stats.set("sweep_max_ns", max(sweeper.took_ns, self._stats.get("sweep_max_ns")))
