@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import NO_CEILING, RECLAIMABLE, Reading
+from monitor.kernel.domains import NO_CEILING, RECLAIMABLE
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY, Observation
 from monitor.policy.signals import RECLAIMABLE as SIGNAL
 from monitor.policy.thresholds import parse_thresholds
@@ -67,15 +67,6 @@ def test_the_kubelets_line_is_there_and_kills_nobody(watches: Watches) -> None:
     kubelets.set_capacity(200 * MIB)
     assert kubelets.hard_line == 0
     assert kubelets.floor == 10 * MIB
-
-
-def test_what_is_available_is_by_the_formula(watches: Watches) -> None:
-    """80 MiB in use: 5 inactive, 45 active."""
-    made = watches({SIGNAL: "10Mi", MEMORY: "1Mi"})
-    own = Reading(80 * MIB, 5 * MIB, 45 * MIB)
-    other = Reading(80 * MIB, 5 * MIB, 45 * MIB, reclaimable=True)
-    left = [w.observation(r, 0).available // MIB for w, r in zip(made, (own, other), strict=True)]
-    assert left == [25, 70]
 
 
 def test_when_a_line_is_met_no_more(watches: Watches) -> None:

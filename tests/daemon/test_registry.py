@@ -120,24 +120,6 @@ def test_a_pod_made_again_in_its_place_is_counted_anew(watch: live.Watching) -> 
         assert watch.table.index(old.cgroup_id) is None
 
 
-def test_refresh_takes_what_a_sweep_counted(watch: live.Watching) -> None:
-    registry = Registry(watch.table, STEP)
-    with live.cgroup("registry") as parent:
-        small, big = (cgroupfs.make(parent / name) for name in ("small", "big"))
-        registry.put(seen("small", small))
-        registry.put(seen("big", big))
-        with live.Puppet(small) as one, live.Puppet(big) as two:
-            one.do("anon(2)")
-            two.do("anon(12)")
-            registry.refresh()
-            assert registry.order() == [], "one that is not counted yet would rank first"
-            watch.sweeper.run()
-            registry.refresh()
-            assert [c.uid for c in registry.order()] == ["big", "small"]
-            usage = registry.order()[0].usage
-            assert 12 * MIB <= usage < 16 * MIB
-
-
 class Histories(RuleBasedStateMachine):
     """Pods are added, moved, evicted and dropped in any order; the cgroups are real and are made once."""
 

@@ -78,7 +78,15 @@ def test_an_abstract_address(monkeypatch: pytest.MonkeyPatch) -> None:
         assert received(sock) == ["READY=1\nSTATUS=0 pods"]
 
 
-@pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": "/nowhere"}, {"WATCHDOG_USEC": "30000000"}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"NOTIFY_SOCKET": "/nowhere"},
+        {"WATCHDOG_USEC": "30000000"},
+        {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"},  # of another process
+    ],
+)
 def test_without_a_manager_nothing_happens(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
         monkeypatch.delenv(name, raising=False)
@@ -89,13 +97,6 @@ def test_without_a_manager_nothing_happens(environment: dict[str, str], monkeypa
     service.alive(SECOND)
     service.stopping()
     assert service.due_ns() is None
-
-
-def test_the_watchdog_of_another_process_is_not_ours(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WATCHDOG_PID", "1")
-    with closing(Service()) as service:
-        service.alive(SECOND)
-    assert received(manager) == []
 
 
 @pytest.mark.once
