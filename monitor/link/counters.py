@@ -64,8 +64,7 @@ COUNTERS = (
     "sweep_turn_max_ns",  # and the most that one took in one turn of the loop
     "sweeps_given_up",  # begun again, because cgroups vanished faster than they could be counted
     "pods_uncounted",  # pods in cgroups that the programs do not see
-    "bound_bytes",  # bytes that can move unseen right now
-    "bound_ns",  # for how long, where they are looked at now and then
+    "wait_ns",  # until memory is looked at again, where that is not reported
     "return_bound_ns",  # so long memory of the dead is waited for
     "memory_kept",  # pods that went and kept something, which was asked for in vain or not at all
     "eviction_waits",  # times the next victim waited for a pending release

@@ -126,7 +126,7 @@ class Summary:
             "rung": node.config.rung,
             "trigger": None if node.state is None else node.config.trigger,
             "armed": bool(stats.get("armed")),
-            "bound_bytes": stats.get("bound_bytes"),
+            "bound_bytes": self.figures.bound().unseen_bytes,
             "not_ready": self.health.not_ready() or None,
             "conditions": list(node.conditions),
             "lost": self.figures.lost(),  # where -> records

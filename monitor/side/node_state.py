@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from monitor.kernel import cgroupfs
+from monitor.kernel import bounds, cgroupfs, meminfo
+from monitor.kernel.bounds import Bound
 from monitor.kernel.cgroupfs import Hierarchy, Reading
+from monitor.kernel.charging import BPF_RUNGS
 from monitor.kernel.oom_candidates import Owner
+from monitor.kernel.pins import TRACEPOINT
 from monitor.link.counters import SharedStats
 from monitor.link.messages import Decision, PodHeld, SideMessage, State
 from monitor.pods.model import FoundPod
@@ -184,6 +188,17 @@ class Figures:
     def is_counted(self) -> bool:
         """Whether the counters are of this moment: while the fine-grained programs are detached, they stand still."""
         return bool(self.stats.get("armed"))
+
+    def bound(self) -> Bound:
+        """What can move, and for how long, before outrace knows."""
+        config, wait_ns = self.node.config, self.stats.get("wait_ns")
+        if not self.is_counted():
+            return Bound(config.max_fill_rate * wait_ns // 1_000_000_000, wait_ns)
+        rate, cpus, machine = config.max_fill_rate, os.cpu_count() or 1, not config.node_cgroup
+        if config.rung not in BPF_RUNGS:
+            return bounds.looked(rate, cpus, wait_ns, machine=machine)
+        only = config.rung != TRACEPOINT
+        return bounds.compared(rate, cpus, meminfo.huge_page(), machine=machine, charges_only=only, wait_ns=wait_ns)
 
     def counted(self) -> dict[str, int]:
         """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them.

@@ -35,7 +35,7 @@ class Arming:
         self.rereads = False
         self.sweep_ns = 0  # attached is so much earlier, because until a sweep is over nothing is compared
         self.next_look_ns = 0
-        self._interval_ns = 0
+        self.wait_ns = 0  # from the last look to the next one
 
     @property
     def looks(self) -> bool:
@@ -66,16 +66,11 @@ class Arming:
             self.detach()
         if not self.armed:
             safe = (headroom * 1_000_000_000) // self.rate - RESERVE_NS - self.sweep_ns
-            self._interval_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
-            self.next_look_ns = now_ns + self._interval_ns
+            self.wait_ns = min(MAX_LOOK_NS, max(MIN_LOOK_NS, safe))
+            self.next_look_ns = now_ns + self.wait_ns
         elif self.rereads:
-            self._interval_ns = reread_ns
             self.next_look_ns = now_ns + reread_ns
         return was != self.armed
-
-    def unseen_bytes(self) -> int:
-        """Bytes that could be allocated before the next look; while attached, without a charge."""
-        return self.rate * self._interval_ns // 1_000_000_000
 
 
 class BpfArming(Arming):

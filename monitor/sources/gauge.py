@@ -7,7 +7,6 @@ descriptor, or by running a BPF program. Files are opened once a second, for the
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -72,8 +71,6 @@ class Gauge:
         self.recapped = False
         self._share, self._share_due_ns = config.kernels_share, 0  # as it was last seen; when to look next
         self._taken = 0  # bytes that the kernel has taken since the start
-        self._cpus = os.cpu_count() or 1
-        self._huge_page = meminfo.huge_page()
         version = self.hierarchy.version
         self._step = _STEPS * STEP
         capacity = self._capacity - self._huge_pages
@@ -319,20 +316,8 @@ class Gauge:
         if changed:
             self._stats.add("arms" if armed else "disarms")
             self._stats.set("armed", int(armed))
-        if not armed:
-            self._stats.set("bound_bytes", self.arming.unseen_bytes())
-            self._stats.set("bound_ns", max(0, self.arming.next_look_ns - now_ns))
-        elif self._source.is_exact:
-            bound = bounds.compared(
-                self._config.max_fill_rate,
-                self._cpus,
-                self._huge_page,
-                machine=self._node is None,
-                charges_only=self.arming.partial,
-                wait_ns=wait_ns,
-            )
-            self._stats.set("bound_bytes", bound.unseen_bytes)
-            self._stats.set("bound_ns", bound.unseen_ns)
+        if not armed or self._source.is_exact:
+            self._stats.set("wait_ns", wait_ns if armed else self.arming.wait_ns)
         return changed
 
     def _headroom(self, sweep: Callable[[], bool]) -> int:

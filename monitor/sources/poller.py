@@ -7,7 +7,6 @@ found it below, so every delay computed from it is an upper bound.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 
@@ -54,7 +53,6 @@ class Poller(EventSource):
         self._was_armed = False  # at the last look
         self._cost_ns = float(bounds.TURN_NS)
         self._spent_ns = self._found = self._found_then = 0  # `_found`: records so far
-        self._cpus = os.cpu_count() or 1
 
     def due_ns(self) -> int:
         return 0 if self._arming.armed and not self._was_armed else self._due_ns
@@ -125,7 +123,7 @@ class Poller(EventSource):
     def _plan(self, looked_ns: int, wait: int) -> None:
         self._looked_ns, self._was_armed = looked_ns, self._arming.armed
         if self._was_armed:
-            self._bound(wait)
+            self._stats.set("wait_ns", wait)
         self._due_ns = time.monotonic_ns() + wait - (EARLY_NS if self._was_armed and wait >= SHORT_NS else 0)
 
     def _compare(self, files: Files, now_ns: int) -> tuple[int, int | None]:
@@ -175,10 +173,3 @@ class Poller(EventSource):
         reading = self._table.reading(index)
         pages = reading.usage // PAGE, reading.inactive_file // PAGE, reading.active_file // PAGE
         return (ts_ns, self._table.cgroup_id(index), *pages, 0, 0, kind, index, threshold, 0, 0, 0)
-
-    def _bound(self, wait_ns: int) -> None:
-        """Report what can move unseen until the next look."""
-        machine = any(watch.machine for watch in self._watches.values())
-        bound = bounds.looked(self._arming.rate, self._cpus, wait_ns, machine=machine)
-        self._stats.set("bound_bytes", bound.unseen_bytes)
-        self._stats.set("bound_ns", bound.unseen_ns)

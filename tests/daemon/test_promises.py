@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +15,6 @@ from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.settings.config import fastest_fill
 from tests import live
-from tests.daemon.stand_ins import polled
 
 pytestmark = pytest.mark.kernel
 
@@ -95,14 +93,3 @@ def test_what_the_root_cgroup_takes_is_seen_too(node: LabNode, tmp_path: Path) -
             row = live.message(daemon, "evictions are suspended: they would not help", kubelet_would_evict="lab/small")
         assert (row["signal"], row["domain"]) == ("memory.available", "node")
         assert row["available"] < threshold
-
-
-@pytest.mark.parametrize("machine", [True, False])
-def test_the_metric_of_the_poller_is_the_promise(machine: bool) -> None:
-    stats: dict[str, int] = {}
-    soft = polled(arming=SimpleNamespace(rate=12 << 30), stats=SimpleNamespace(set=stats.__setitem__))
-    soft.watch({0: SimpleNamespace(machine=machine)})
-    soft._cpus = 2
-    row = promise(POLL, 12 << 30, 2, 2 * MIB, machine=machine)
-    soft._bound(row.unseen_ns)
-    assert (stats["bound_bytes"], stats["bound_ns"]) == row

@@ -38,6 +38,8 @@ def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path:
         return found
 
     assert (usage(respond(is_live=True)), sent) == (20 * MIB, []), "never swept: the files"
+    stats.set("wait_ns", 500_000_000)
+    assert parts.figures.bound() == (config.max_fill_rate // 2, 500_000_000)
     stats.set("armed", 1)
     assert (usage(respond(is_live=True)), sent) == (40 * MIB, []), "armed: they follow every charge"
     stats.set("armed", 0)

@@ -87,8 +87,6 @@ _GAUGES = {
     "pods_uncounted": ("pods_uncounted", "Pods not watched: their cgroup is too deep for the programs in the kernel."),
     "armed": ("armed", "1 while the fine-grained program is attached."),
     "memory_return_bound_seconds": ("return_bound_ns", "Longest wait for an ended pod's memory before an eviction."),
-    "unseen_bytes_bound": ("bound_bytes", "Bytes that can change now before outrace knows."),
-    "unseen_seconds_bound": ("bound_ns", "Time until memory is sampled again; 0 where the kernel reports it."),
 }
 #: Figures of a domain: name -> help. (`Reading` has them by these names.)
 _DOMAIN = {
@@ -148,6 +146,10 @@ class Metrics(Collector):
         yield gauge("ready", "1 when decisions can be made.", not self.health.not_ready())
         for name, (slot, text) in _GAUGES.items():
             yield gauge(name, text, stats.get(slot) / (1e9 if slot.endswith("_ns") else 1))
+        bound = self.figures.bound()
+        yield gauge("unseen_bytes_bound", "Bytes that can change now before outrace knows.", bound.unseen_bytes)
+        text = "Time until memory is sampled again; 0 where the kernel reports it."
+        yield gauge("unseen_seconds_bound", text, bound.unseen_ns / 1e9)
         text = "Times the table of page caches of memory cgroups was full; such page cache counts as working set."
         yield counter("memory_cgroups_uncounted", text, self.figures.counted().get("uncounted", 0))
         yield from reclaim_metrics(self.health.disks)
