@@ -147,7 +147,6 @@ class Actor:
             **made,
             **figures,
             rank=1,
-            prepared=self.trigger.was_prepared,
             signalled_ns=signalled_ns,
             working_set=table.working_set(entry.index),
             request=entry.request,

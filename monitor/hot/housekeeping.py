@@ -13,7 +13,6 @@ from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
 from monitor.hot.evictor import Evictor
 from monitor.hot.records import Records
-from monitor.hot.supervise import Side
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import MAX_LEVEL, MAX_NESTED
 from monitor.link.messages import PodSeen
@@ -129,7 +128,6 @@ class Housekeeping:
     records: Records
     kills: EventSource
     sweeps: Sweeps
-    side: Side
     next_ns: int = 0
 
     def due_ns(self) -> int:
@@ -146,7 +144,6 @@ class Housekeeping:
         quiet = not waiting and all(w.machine for w in gauge.watches)
         self.next_ns = now_ns + (SWEEP_NS if quiet else HOUSEKEEPING_NS)
         self.kills.look_after()
-        self.side.collect()
         self.evictor.follow_stuck(now_ns)  # also where what was evicted since has made it quiet
         if gauge.limits_changed():
             self.watch_thresholds()

@@ -70,7 +70,7 @@ class Hot:
         events, kills = source.events[0], source.events[-1]
         self.records = records = Records(events, gauge, registry, decider, outbox, is_exact=source.is_exact)
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, events.read_events)
-        self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps, side)
+        self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps)
         others = _other_messages(decider, evictor, outbox)
         self.pods = pods = PodSync(guard, registry, decider, housekeeping, events.read_events, outbox, others)
         self.restarts = SideRestarts(

@@ -110,7 +110,7 @@ class Side:
         self.next_start_ns = max(self.next_start_ns, self._now() + _ENDS_NS)
 
     def collect(self) -> None:
-        """Reap the helpers that are gone by now, also where their end was not noticed."""
+        """Reap the killed helpers that are gone by now."""
         for pidfd, pid in list(self._leaving.items()):
             try:
                 gone = os.waitpid(pid, os.WNOHANG)[0] != 0
@@ -230,6 +230,7 @@ class SideRestarts:
     def _begin(self, how: Callable[[int], None]) -> None:
         side, self._look_ns = self.side, None
         self.started()
+        side.collect()  # also one whose end was not noticed
         self.outbox.stats.set("side_heartbeat_ns", 0)
         side.timer.set(MISSED_NS)
         how(time.monotonic_ns())

@@ -30,7 +30,6 @@ class Trigger:
         #: The pod's cgroup for which the kernel pulled it, unheard of by the daemon before; 0: none.
         self.inherited = int(victim[_POD]) if victim[_FIRED] else 0
         self._word[_ARMED] = self._word[_FIRED] = 0
-        self.was_prepared = True  # whether the victim taken last had been ready
         self._pulled_ns = 0  # when it was first noticed that the kernel had pulled it
         self._uid = ""  # of the pod the kernel's trigger is or was last armed for
 
@@ -86,7 +85,6 @@ class Trigger:
         # The signal cannot leave without this look, though it takes a lock (`MovedPods.take_back`).
         if victim is not None and (victim.is_blind or time.monotonic_ns() - victim.prepared_ns > 2 * _REFRESH_NS):
             victim.refresh()
-        self.was_prepared = victim is not None
         return victim or self._make(entry)
 
     def ready(self, uid: str) -> Victim | None:
@@ -101,7 +99,6 @@ class Trigger:
         if time.monotonic_ns() - victim.prepared_ns > 2 * _REFRESH_NS:
             return None
         del self._prepared[uid]
-        self.was_prepared = True
         return victim
 
     def _was_pulled_for(self, uid: str) -> bool:

@@ -50,7 +50,6 @@ class Decision(NamedTuple):
     rank: int  # place in the order of eviction, from 1
     observed: bool  # observe mode: no pod is signalled
     trigger: str  # `user` or `kernel`: sent the first signal
-    prepared: bool  # the pidfds were open before the crossing
     crossed_ns: int | None  # null where no crossing led to it
     decided_ns: int
     signalled_ns: int | None  # null where no pod was signalled

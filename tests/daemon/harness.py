@@ -43,7 +43,6 @@ DECISION = Decision(
     grace_s=1,
     observed=True,
     trigger="user",
-    prepared=True,
     crossed_ns=1,
     decided_ns=2,
     signalled_ns=None,

@@ -125,7 +125,7 @@ def test_a_look_that_finds_another_threshold_met_has_the_policy_asked(
     )
     decider: Any = SimpleNamespace(pressed=pressed, run_pass=lambda: asked.append(1))
     nothing = MagicMock()
-    Housekeeping(gauge, nothing, nothing, decider, *[nothing] * 4).look(5)
+    Housekeeping(gauge, nothing, nothing, decider, *[nothing] * 3).look(5)
     assert len(asked) == passes
 
 

@@ -100,7 +100,7 @@ class World:
         self.graces: dict[str, int] = {}  # uid -> when it gets SIGKILL
         self.evictor.grace_ends_ns = lambda uid: self.graces.get(uid, 0)
         self.ready = False  # a victim is prepared: it is signalled before the pass
-        self.trigger: Any = types.SimpleNamespace(was_prepared=True, is_pulled=False, ready=self.prepared)
+        self.trigger: Any = types.SimpleNamespace(is_pulled=False, ready=self.prepared)
         self.trigger.disarm = lambda: self.fired
         self.trigger.stand_down = self.trigger.forget = lambda *_: None
         self.coming: dict[str, Coming] = {}
