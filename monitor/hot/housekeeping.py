@@ -50,10 +50,6 @@ class Sweeps:
         self._reported: set[str] = set()  # uids of pods that are not counted
         self._next_ns = 0  # when to go on, while one runs
 
-    @property
-    def runs(self) -> bool:
-        return self.gauge.sweeping
-
     def due_ns(self) -> int | None:
         """When to go on; None while none runs."""
         return self._next_ns if self.gauge.sweeping else None
@@ -65,7 +61,7 @@ class Sweeps:
         """
         if then not in self._later:
             self._later.append(then)
-        if self.runs:
+        if self.gauge.sweeping:
             return False
         self._begin()
         return self.go_on(FIRST_TURN_NS)

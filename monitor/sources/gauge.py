@@ -119,8 +119,13 @@ class Gauge:
         Raises NodeGone when the node's own cgroup was removed.
         """
         gone = [watch for watch in self.watches if not watch.is_there()]
-        for watch in gone:
-            self.lost(watch)
+        for watch in gone:  # without kubepods the node is still watched; without the node nothing is
+            if watch.name == "node":
+                remedy = "start outrace again when it is there, or name another"
+                raise NodeGone(f"the node's cgroup {watch.path} was removed", remedy)
+            self.watches.remove(watch)
+            self.table.remove(watch.cgroup_id)
+            watch.close()
         if self._config.huge_pages_apart:
             self._count_huge_pages()
         if self._config.kernels_share:
@@ -174,16 +179,6 @@ class Gauge:
                 self._send(LogLine("info", "the capacity has changed; thresholds follow it", fields))
                 watch.set_capacity(capacity)
                 self.recapped = True
-
-    def lost(self, watch: Watch) -> None:
-        """A watched cgroup was removed. Without kubepods the node is still watched; without the node nothing is."""
-        if watch.name == "node":
-            raise NodeGone(
-                f"the node's cgroup {watch.path} was removed", "start outrace again when it is there, or name another"
-            )
-        self.watches.remove(watch)
-        self.table.remove(watch.cgroup_id)
-        watch.close()
 
     def arm_thresholds(self) -> None:
         """Let the kernel compare from now on."""
