@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from monitor.kernel import bounds, cgroupfs, meminfo
 from monitor.kernel.bounds import Bound
 from monitor.kernel.cgroupfs import Hierarchy, Reading
-from monitor.kernel.charging import BPF_RUNGS
+from monitor.kernel.charging import POLL
 from monitor.kernel.oom_candidates import Owner
 from monitor.kernel.pins import TRACEPOINT
 from monitor.link.counters import SharedStats
@@ -195,10 +195,10 @@ class Figures:
         if not self.is_counted():
             return Bound(config.max_fill_rate * wait_ns // 1_000_000_000, wait_ns)
         rate, cpus, machine = config.max_fill_rate, os.cpu_count() or 1, not config.node_cgroup
-        if config.rung not in BPF_RUNGS:
+        if config.rung == POLL:
             return bounds.looked(rate, cpus, wait_ns, machine=machine)
-        only = config.rung != TRACEPOINT
-        return bounds.compared(rate, cpus, meminfo.huge_page(), machine=machine, charges_only=only, wait_ns=wait_ns)
+        only, huge_page = config.rung != TRACEPOINT, meminfo.huge_page()
+        return bounds.compared(rate, cpus, huge_page, machine=machine, charges_only=only, wait_ns=wait_ns)
 
     def counted(self) -> dict[str, int]:
         """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them.
