@@ -8,13 +8,13 @@ another program wrote since stays.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import CGROUPS
@@ -23,10 +23,11 @@ from monitor.kernel.cgroupfs import GONE
 #: What became of a change: the old value is there again; it was before (the change was never made); another program has
 #: written since; the cgroup is gone; it cannot be seen from here, and stays written down.
 RESTORED, UNCHANGED, FOREIGN, VANISHED, UNSEEN = "restored", "unchanged", "foreign", "vanished", "unseen"
+#: Cgroups below may have inherited what was changed.
+MAY_BE_BELOW = (RESTORED, UNCHANGED)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """``path``: directory of a cgroup; ``file`` in it was ``old``, and ``written`` is what was (or was about to be)
     written, newest last. ``identity`` differs from that of later cgroups of the same path. ``uid``: of the pod;
     ``why``: in a few words.
@@ -50,69 +51,76 @@ FILES = frozenset(
 )
 _OOM_CONTROL = "memory.oom_control"
 _VALUE = re.compile(r"-?\d{1,20}|max|FROZEN|THAWED", re.ASCII)
-#: For `dataclasses.asdict`, which copies deeply: it took 120 of the 220 us of a brake.
-FIELDS = tuple(field.name for field in fields(Change))
+#: It is FROZEN also where only a parent is: another file says what was written to it.
+_FREEZER, _FREEZER_SET = "freezer.state", "freezer.self_freezing"
 
 
-def identity_of(path: Path) -> str:
+def identity_of(path: Path | int) -> str:
     """Which cgroup is at ``path`` now. Raises OSError."""
-    return _identity(os.stat(path, follow_symlinks=False))
+    return f"inode {(os.fstat(path) if isinstance(path, int) else os.lstat(path)).st_ino}"
 
 
-def _identity(status: os.stat_result) -> str:
-    return f"inode {status.st_ino}"
+class BrakeFile:
+    """``file`` in the cgroup ``path``. Raises OSError where it cannot be opened for writing."""
 
+    def __init__(self, path: Path, file: str) -> None:
+        self.path, self.file = path, file
+        with opened(path) as directory:
+            self.identity = identity_of(directory)
+            # O_NONBLOCK: from Linux 6.16 on a limit is set without reclaim in the writer.
+            how = os.O_NOFOLLOW | os.O_CLOEXEC
+            self._write = self._read = os.open(file, os.O_RDWR | os.O_NONBLOCK | how, dir_fd=directory)
+            if file == _FREEZER:
+                try:
+                    self._read = os.open(_FREEZER_SET, os.O_RDONLY | how, dir_fd=directory)
+                except OSError:
+                    os.close(self._write)
+                    raise
 
-def value_of(file: str, text: str) -> str:
-    """The value of ``file`` as it would be written, by the ``text`` of `source_of` it."""
-    if file == _OOM_CONTROL:  # three lines; the first is "oom_kill_disable 0"
-        return text.split()[1]
-    if file == "freezer.state":
-        return "THAWED" if text.strip() == "0" else "FROZEN"
-    return text.strip()
+    def read(self) -> str:
+        """Its value, as it would be written. Raises OSError (ENODEV: the cgroup is gone)."""
+        text = os.pread(self._read, 4096, 0).decode(errors="replace").strip()
+        if self.file == _OOM_CONTROL:  # three lines; the first is "oom_kill_disable 0"
+            return text.split()[1]
+        return text if self.file != _FREEZER else "THAWED" if text == "0" else "FROZEN"
 
+    def write(self, value: str) -> None:
+        os.pwrite(self._write, value.encode(), 0)
 
-def source_of(file: str) -> str:
-    """The file that says what ``file`` of the same directory was set to: itself but for v1's freezer.state, which is
-    FROZEN also where only a parent is.
-    """
-    return "freezer.self_freezing" if file == "freezer.state" else file
+    def has(self, change: Change) -> bool:
+        """Whether what was written is there still, in this very cgroup. Raises OSError."""
+        return change.identity == self.identity and self.read() in change.written
 
+    def put_back(self, change: Change) -> str:
+        """Write the old value where one of ours is there, in this very cgroup; what became of the change. Raises
+        OSError where the kernel refuses.
+        """
+        try:
+            if change.identity != self.identity:
+                return VANISHED
+            if (now := self.read()) == change.old:
+                return UNCHANGED
+            if now not in change.written:
+                return FOREIGN
+            self.write(change.old)
+            return RESTORED
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            return VANISHED
 
-def way_back(change: Change, put_back: Callable[[Change], str]) -> Iterator[str]:
-    """The one way back of a change, in steps: the first writes the old value with ``put_back``, and gives what became
-    of it. Where a value of ours may have been in force, each further step restores a cgroup below that may have
-    inherited it (20 us). When the steps end, the change is over; until then, and where it is `UNSEEN`, it stays noted.
-    Raises OSError where the kernel refuses.
-    """
-    fate = put_back(change)
-    yield fate
-    if fate in (RESTORED, UNCHANGED):
-        for _ in enable_below(change):
-            yield fate
-
-
-def put_back(change: Change, read: Callable[[], str], write: Callable[[str], object]) -> str:
-    """Write the old value where one of ours is there; what became of the change. Raises OSError."""
-    now = read()
-    if now == change.old:
-        return UNCHANGED
-    if now not in change.written:
-        return FOREIGN
-    write(change.old)
-    return RESTORED
+    def close(self) -> None:
+        for fd in {self._read, self._write}:
+            with suppress(OSError):
+                os.close(fd)
 
 
 def undone(change: Change) -> str:
-    """`put_back`, of what an ended process wrote down. Raises OSError where the kernel refuses the old value."""
+    """`BrakeFile.put_back`, of what an ended process wrote down. Raises OSError where the kernel refuses."""
     path = Path(change.path)
     try:
-        with opened(path) as directory:
-            if _identity(os.fstat(directory)) != change.identity:
-                return VANISHED
-            return put_back(
-                change, lambda: _read(directory, change.file), lambda value: _write(directory, change.file, value)
-            )
+        with closing(BrakeFile(path, change.file)) as file:
+            return file.put_back(change)
     except OSError as error:
         if error.errno not in GONE:
             raise
@@ -171,31 +179,19 @@ def _is_disabled(path: Path) -> bool:
 
 
 @contextmanager
-def opened(path: Path | str, flags: int = os.O_RDONLY | os.O_DIRECTORY, below: int | None = None) -> Iterator[int]:
-    """The directory itself: what is opened ``below`` it is of this cgroup, whatever its path leads to meanwhile."""
-    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=below)
+def opened(path: Path | str, flags: int = os.O_RDONLY | os.O_DIRECTORY) -> Iterator[int]:
+    """The directory itself: what is opened in it is of this cgroup, whatever its path leads to meanwhile."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield fd
     finally:
         os.close(fd)
 
 
-def _read(directory: int, file: str) -> str:
-    with opened(source_of(file), os.O_RDONLY, directory) as fd:
-        return value_of(file, os.read(fd, 4096).decode(errors="replace"))
-
-
-def _write(directory: int, file: str, value: str) -> None:
-    with opened(file, os.O_WRONLY | os.O_NONBLOCK, directory) as fd:  # a limit, from Linux 6.16 on: without reclaim
-        os.write(fd, value.encode())
-
-
 def parsed(made: dict[str, Any]) -> Change:
-    """A change from a dictionary of its `FIELDS`. Raises ValueError, TypeError or LookupError."""
-    values = {name: made[name] for name in FIELDS} | {"written": tuple(made["written"])}
-    change = Change(**values)
-    texts = (*(value for name, value in values.items() if name != "written"), *change.written)
-    if not all(isinstance(one, str) for one in texts):
+    """A change from a dictionary of its fields. Raises ValueError, TypeError or LookupError."""
+    change = Change(**{name: made[name] for name in Change._fields} | {"written": tuple(made["written"])})
+    if not all(isinstance(one, str) for one in (*change, *change.written) if one is not change.written):
         raise ValueError("every value must be text")
     if not Path(change.path).is_absolute() or change.file not in FILES:
         raise ValueError("not a file of a cgroup that outrace changes")

@@ -8,7 +8,7 @@ container can have its own limits "undone".
 
 Each of the `ROLES` of each state dir has a note of its own at a cgroup, so that none waits for a lock, or for another
 one's write. All of them hold the value from before any of them: what another one wrote is no value of the pod's
-(`Ledger.with_own_value`). A note names the process that wrote it.
+(`BrakeLedger.change`). A note names the process that wrote it.
 `monitor.actions.undo` undoes the notes of processes that have ended.
 """
 
@@ -18,14 +18,13 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.actions.changes import FIELDS, Change, parsed
+from monitor.actions.changes import Change, parsed
 from monitor.kernel import cgroupfs, instances
 from monitor.kernel.procfs import Process
 
@@ -114,56 +113,23 @@ class Ledger:
         try:
             if self.attribute in _names(directory):
                 return LEFT
-            self.note(directory, [])
+            self.note(directory, {"changes": []})
             os.removexattr(directory, self.attribute)
         except OSError as error:
             remedy = "; give outrace CAP_SYS_ADMIN" if error.errno == errno.EPERM else ""
             return f"nothing can be written down at it: {error.strerror}{remedy}"
         return ""
 
-    def note(self, directory: int, changes: Sequence[Change], since_ns: int = 0) -> None:
-        """``directory``: descriptor of the pod's cgroup. ``changes``: in the order in which they are to be undone.
-        ``since_ns``: when it was held first (CLOCK_MONOTONIC). Raises OSError (EPERM: no CAP_SYS_ADMIN; EROFS; ENODEV:
-        the cgroup is gone).
+    def note(self, directory: int, body: dict[str, Any]) -> None:
+        """Write it down at a cgroup, in the place of what was. Raises OSError (EPERM: no CAP_SYS_ADMIN; EROFS; ENODEV:
+        the cgroup is gone; E2BIG: more than `_MOST` bytes).
         """
-        noted = [{name: getattr(change, name) for name in FIELDS} for change in changes]
-        self.note_body(directory, {"since_ns": since_ns, "changes": noted})
-
-    def note_body(self, directory: int, body: dict[str, Any]) -> None:
-        """Raises OSError, with E2BIG for more than `_MOST` bytes."""
         text = json.dumps({"owner": self._owner, **body}, separators=(",", ":")).encode()
         os.setxattr(directory, self.attribute, text)
-
-    def since_ns(self, directory: int) -> int:
-        """When the pod was held first; 0: not known. Raises OSError."""
-        with suppress(*WRONG):
-            return int(body_of(directory, self.attribute)["since_ns"])
-        return 0
-
-    def changes(self, directory: int) -> list[Change]:
-        """What is written down at a cgroup. Raises OSError, and ValueError for what is not readable."""
-        try:
-            return [parsed(one) for one in body_of(directory, self.attribute)["changes"]]
-        except OSError as error:
-            if error.errno != errno.ENODATA:
-                raise
-            return []
-        except WRONG as error:
-            raise ValueError(str(error)) from error
 
     def others(self, directory: Path | int) -> list[str]:
         """Attributes of other processes that have changed files of this cgroup. Raises OSError."""
         return [name for name in _names(directory) if name != self.attribute and not name.endswith(OF_PROCESSES)]
-
-    def with_own_value(self, directory: int, change: Change, others: Collection[str]) -> Change:
-        """The change with the pod's own value as the old one, where that is what one of these processes wrote."""
-        for name in others:
-            with suppress(OSError, *WRONG):
-                for other in (parsed(one) for one in body_of(directory, name)["changes"]):
-                    is_same = (other.file, other.identity) == (change.file, change.identity)
-                    if is_same and change.old in other.written:
-                        change = replace(change, old=other.old)
-        return change
 
     def is_own(self, directory: int) -> bool:
         """Whether this very process wrote the note: the next daemon's on its state dir may come before this one ends.

@@ -114,7 +114,7 @@ class _Notes:
         with opened(mark.cgroup) as directory:
             if identity_of(mark.cgroup) != mark.identity:
                 raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
-            self._ledger.note_body(directory, {"uid": mark.uid, "processes": rows})
+            self._ledger.note(directory, {"uid": mark.uid, "processes": rows})
 
     def restore(self, mark: Mark) -> Restored:
         """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""

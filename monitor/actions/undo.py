@@ -2,7 +2,7 @@
 
 The next start calls it, a start that fails, the helper process when its hot process is gone, `outrace unload`, and with
 `--holds` the service manager (ExecStopPost=). A daemon that runs puts its own changes back the same way
-(`monitor.actions.changes.way_back`).
+(`monitor.actions.changes.BrakeFile.put_back`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from monitor.actions.changes import UNSEEN, Change, undone, way_back
+from monitor.actions.changes import MAY_BE_BELOW, UNSEEN, Change, enable_below, undone
 from monitor.actions.ledger import (
     MARKS,
     OF_PROCESSES,
@@ -38,17 +37,6 @@ if TYPE_CHECKING:
     from monitor.actions.oomadj import Logger
 
 
-class Undone(NamedTuple):
-    """A file that was changed, in the directory ``path``, and what became of it. ``value``: the one from before."""
-
-    path: str
-    file: str
-    value: str
-    uid: str
-    why: str
-    outcome: str
-
-
 def undo(
     hierarchy: cgroupfs.Hierarchy,
     on_problem: OnProblem,
@@ -56,10 +44,10 @@ def undo(
     roles: Collection[str] = ROLES,
     spared: str | None = None,
     paths: Iterable[Path] | None = None,
-) -> Iterator[Undone]:
-    """Undoes the notes of dead processes. ``ended``: attributes whose processes the caller knows to have ended, but for
-    the process ``spared``; a note whose process is seen to live stays: a state dir in a container has the same path.
-    ``roles``, ``paths``: only these. Raises MonitorError.
+) -> Iterator[tuple[Change, str]]:
+    """Undoes the notes of dead processes: each change, and what became of it. ``ended``: attributes whose processes the
+    caller knows to have ended, but for the process ``spared``; a note whose process is seen to live stays: a state dir
+    in a container has the same path. ``roles``, ``paths``: only these. Raises MonitorError.
     """
     notes = (one for path in paths or () for one in noted_at(path, on_problem))
     for one in noted(hierarchy.root, on_problem) if paths is None else notes:
@@ -84,51 +72,50 @@ def undo_left(
     roles: Collection[str] = ROLES,
     spared: str | None = None,
     paths: Iterable[Path] | None = None,
-) -> list[Undone]:
+) -> list[Change]:
     """`undo`, with the processes on these state dirs known to have ended but for ``spared``; logged. Raises nothing."""
-    found = list[Undone]()
+    found = list[Change]()
 
     def on_problem(problem: str) -> None:
         log("error", "a change of an earlier daemon is not undone", problem=problem)
 
     try:
         ended = attributes_of(state_dirs, roles)
-        for one in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared, paths):
-            fields = {"cgroup": one.path, "file": one.file, "value": one.value, "uid": one.uid}
-            log("info", "a change of an earlier daemon is undone", **fields, outcome=one.outcome, was_for=one.why)
+        for one, outcome in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared, paths):
+            fields = {"cgroup": one.path, "file": one.file, "value": one.old, "uid": one.uid}
+            log("info", "a change of an earlier daemon is undone", **fields, outcome=outcome, was_for=one.why)
             found.append(one)
     except (MonitorError, OSError) as error:
         log("error", "changes of an earlier daemon cannot be looked for", problem=str(error))
     return found
 
 
-def _undo_files(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
+def _undo_files(one: Noted, on_problem: OnProblem) -> Iterator[tuple[Change, str]]:
     """The values first, then what cgroups below have inherited. A problem: all of it stays noted."""
-    begun = list[tuple[Change, str, Iterator[str]]]()
+    restored = list[Change]()
 
     def refused(change: Change, why: str | None) -> None:
         on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {why}")
 
     for change in one.changes():
         if change.file != "freezer.state":  # of another hierarchy; the others may be mounted elsewhere than they were
-            change = replace(change, path=str(one.path))
-        steps = way_back(change, undone)
+            change = change._replace(path=str(one.path))
         try:
-            begun.append((change, next(steps), steps))
+            yield change, (fate := undone(change))
         except OSError as error:
             refused(change, error.strerror)
-    for change, fate, _ in begun:
-        yield Undone(change.path, change.file, change.old, change.uid, change.why, fate)
-        if fate == UNSEEN:
-            refused(change, "it is in no hierarchy that is mounted here")
-    for change, _, steps in begun:
+        else:
+            restored += [change] if fate in MAY_BE_BELOW else []
+            if fate == UNSEEN:
+                refused(change, "it is in no hierarchy that is mounted here")
+    for change in restored:
         try:
-            deque(steps, 0)
+            deque(enable_below(change), 0)
         except OSError as error:
             refused(change, error.strerror)
 
 
-def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
+def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[tuple[Change, str]]:
     """The same of oom_score_adj. The problem "": the cgroup is gone."""
     from monitor.actions import oom_values  # the hot process never comes here
 
@@ -143,6 +130,7 @@ def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[Undone]:
         on_problem(wrong(one.path, one.attribute, error))
     else:
         outcome = f"{what.restored} processes set back, {what.inherited} of them forked since"
-        yield Undone(str(one.path), "oom_score_adj", "", mark.uid, "victim" if one.role == MARKS else "QoS", outcome)
+        why = "victim" if one.role == MARKS else "QoS"
+        yield Change(str(one.path), "oom_score_adj", mark.identity, "", (), mark.uid, why), outcome
         if not what.complete:
             on_problem(f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back")

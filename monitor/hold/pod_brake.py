@@ -31,9 +31,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from monitor.actions.changes import any_disabled
-from monitor.actions.ledger import LEFT, Ledger
-from monitor.actions.pod_ledger import BrakeFile, BrakeLedger, Planned
+from monitor.actions.changes import BrakeFile, any_disabled
+from monitor.actions.ledger import LEFT, WRONG, Ledger
+from monitor.actions.pod_ledger import BrakeLedger, Planned
 from monitor.actions.victim import has_spared
 from monitor.kernel import cgroupfs, limits
 from monitor.kernel.cgroup_procs import CGROUPS, walk
@@ -100,25 +100,25 @@ def plan_limit(
     limit, companion = ledger.file(LIMIT_FILES), ledger.file(COMPANIONS)
     if limit is None or companion is None:
         return 0, {}
-    if panics_at_cap(1 if limit.file == _V1 else 2):
-        ledger.put_back(limit.file, companion.file)
+    if panics_at_cap(1 if limit == _V1 else 2):
+        ledger.put_back(limit, companion)
         return 0, {}
     near, asked = usage + (ROOM << attempt), cap // PAGE * PAGE
-    if again and limit.file == _V1 and (now := _in_force(ledger, limit)) and now >= asked:
+    if again and limit == _V1 and (now := _in_force(ledger, limit)) and now >= asked:
         near = min(near, now)  # v1 kills no process at its cap
     wanted = max(asked, near // PAGE * PAGE)
     change = ledger.change(limit, str(wanted))
     own = wanted if change is None else cgroupfs.limit_of(change.old.encode())
     if own is not None and own <= wanted:
-        ledger.put_back(limit.file, companion.file)
+        ledger.put_back(limit, companion)
         return own, {}
     return wanted, {companion: ledger.change(companion, "1"), limit: change}
 
 
-def _in_force(ledger: BrakeLedger, limit: BrakeFile) -> int:
+def _in_force(ledger: BrakeLedger, limit: str) -> int:
     """The cap of ours that is there; 0 for none. Raises OSError."""
-    change = ledger.changes.get(limit.file)
-    return int(change.written[-1]) if change is not None and limit.read() == change.written[-1] else 0
+    change = ledger.changes.get(limit)
+    return int(change.written[-1]) if change is not None and ledger.files[limit].read() == change.written[-1] else 0
 
 
 def put_limit(
@@ -161,7 +161,7 @@ class PodBrake:
         #: Why it cannot be braked; "" if it can.
         self.problem = ""
         self.is_held = self.is_capped = False  # the second: with a cap of ours, or a lower limit of its own
-        self._hierarchy, self._journal = hierarchy, journal
+        self._hierarchy = hierarchy
         #: Whether a held pod runs at this moment; when it was checked, and when the open files were (CLOCK_MONOTONIC).
         #: Set by `monitor.hold.brakes`.
         self.runs, self.looked_ns, self.opened_ns = False, 0, 0
@@ -199,7 +199,7 @@ class PodBrake:
             self.problem = self._open(adopting=True)
             if not self.problem:
                 self._ledger.adopt()
-        except (OSError, ValueError) as error:
+        except (OSError, *WRONG) as error:
             self.problem = str(error)
         self.is_held = bool(self._ledger.changes)
         if not self.is_held:
@@ -265,8 +265,8 @@ class PodBrake:
 
     def _plan_freeze(self) -> Planned:
         """Nothing where there is no freezer. Raises OSError, also where it is gone."""
-        file = self._ledger.file(_FREEZE_FILES)
-        return {} if file is None else {file: self._ledger.change(file, _FROZEN[file.file])}
+        name = self._ledger.file(_FREEZE_FILES)
+        return {} if name is None else {name: self._ledger.change(name, _FROZEN[name])}
 
     def _plan_high(self, usage: int) -> Planned | None:
         """Throttle allocations in system calls with memory.high; None where that is not possible. Raises OSError."""
@@ -281,7 +281,7 @@ class PodBrake:
         if own is not None and own <= wanted:
             ledger.put_back(_HIGH_FILE)  # another program's by now, if it was ours
             return {}
-        return {file: ledger.change(file, str(wanted))}
+        return {_HIGH_FILE: ledger.change(_HIGH_FILE, str(wanted))}
 
     def _write(self, planned: Planned) -> bool:
         def write() -> bool:
@@ -347,10 +347,9 @@ class PodBrake:
             return "outrace or what started it runs in it"
         v2 = self._hierarchy.version == 2
         ledger = self._ledger
-        ledger.directory = os.open(self.cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        obstacle = ledger.open(self.cgroup)
         usage = self.cgroup / ("memory.current" if v2 else "memory.usage_in_bytes")
         self._usage = os.open(usage, os.O_RDONLY | os.O_CLOEXEC)
-        obstacle = self._journal.obstacle(ledger.directory)
         if obstacle and not adopting:
             return obstacle
         if v2 or not any_disabled(self.cgroup):

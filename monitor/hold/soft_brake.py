@@ -10,11 +10,10 @@ process never writes one. From 6.16 on a write to a file opened with O_NONBLOCK 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from monitor.actions.ledger import SOFT, Ledger
-from monitor.actions.pod_ledger import BrakeFile, BrakeLedger, Planned
+from monitor.actions.pod_ledger import BrakeLedger
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
@@ -34,18 +33,11 @@ class SoftBrake:
         self.high = 0
         self._cgroup = cgroup
         self._changes = BrakeLedger(uid, ledger, (HIGH, TASKS), SOFT)
-        self._changes.directory = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            obstacle = ledger.obstacle(self._changes.directory)
-            if obstacle:
-                raise MonitorError(obstacle, "")
-            if not (cgroup / TASKS).exists():
-                raise MonitorError(f"{cgroup} has no {TASKS}: a pod that forks would get around the brake", "")
-            for name in (HIGH, TASKS):
-                self._changes.files[name] = BrakeFile(cgroup, name)
-        except (OSError, MonitorError):
+        if cgroup.exists() and not (cgroup / TASKS).exists():
+            raise MonitorError(f"{cgroup} has no {TASKS}: a pod that forks would get around the brake", "")
+        if obstacle := self._changes.open(cgroup, HIGH, TASKS):
             self._changes.close()
-            raise
+            raise MonitorError(obstacle, "")
 
     def soften(self, cap: int, grace_s: float) -> None:
         """Brake a pod that may grow up to ``cap`` bytes (0: no cap) and runs for ``grace_s``. May block for seconds.
@@ -59,21 +51,19 @@ class SoftBrake:
                 f"{threads} threads would take {max(0, cap - usage)} bytes in less than {grace_s:g} s", ""
             )
         high = int(kept * _PART) // PAGE * PAGE
-        tasks, limit = (self._changes.files[name] for name in (TASKS, HIGH))
-        planned: Planned = {}
-        most, own = (cgroupfs.limit_of(file.read().encode()) for file in (tasks, limit))
+        most, own = (cgroupfs.limit_of(self._changes.files[name].read().encode()) for name in (TASKS, HIGH))
+        values = dict[str, str]()
         if most is None or most > threads:  # a lower one forbids forks; raised it would allow some
-            planned[tasks] = self._changes.change(tasks, str(threads))
+            values[TASKS] = str(threads)
         if own is None or own > high:
-            planned[limit] = self._changes.change(limit, str(high))
+            values[HIGH] = str(high)
         try:
-            self._changes.expect(planned)
-            self._changes.write(planned)
+            self._changes.put(values)
         except OSError:
             if not self.high:
                 self._changes.put_back(HIGH, TASKS)
             raise
-        self.high = high if limit in planned else own or 0
+        self.high = high if HIGH in values else own or 0
 
     def harden(self) -> list[tuple[str, str]]:
         """Undo it: (file, what became of it). What the kernel refuses to undo stays noted."""

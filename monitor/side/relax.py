@@ -11,7 +11,6 @@ nothing is raised.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from monitor.actions.changes import FOREIGN, RESTORED
 from monitor.actions.ledger import RELAX, STALL, Ledger
-from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
+from monitor.actions.pod_ledger import BrakeLedger
 from monitor.errors import MonitorError
 from monitor.kernel import limits
 from monitor.kernel.wire import PAGE
@@ -172,28 +171,23 @@ class Relaxing:
         """Raises OSError or MonitorError."""
         put_back_ns, last_ns = self._last.get(cgroup, (0, 0))
         ledger = BrakeLedger(uid, self._ledger, (HIGH,), STALL)
-        try:
-            ledger.directory = os.open(cgroup, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            if obstacle := self._ledger.obstacle(ledger.directory):
-                raise MonitorError(obstacle)
-            ledger.files[HIGH] = BrakeFile(cgroup, HIGH)
-        except (OSError, MonitorError):
+        if obstacle := ledger.open(cgroup, HIGH):
             ledger.close()
-            raise
+            raise MonitorError(obstacle)
         return _Raised(uid, name, cgroup, ledger, stall.relaxed_for_ns(last_ns, now_ns - put_back_ns))
 
     def _write(self, one: _Raised, pod: Path, own: int, high: int) -> bool:
         """False: another program has just written it, or another process of outrace has changed limits of the pod, such
         as a hold. Raises OSError or MonitorError.
         """
-        ledger, file = one.ledger, one.ledger.files[HIGH]
+        ledger = one.ledger
         if self._ledger.others(pod):
             return False
-        change = ledger.change(file, str(high))
-        if change is None or file.read() != str(own):
+        change = ledger.change(HIGH, str(high))
+        if change is None or ledger.files[HIGH].read() != str(own):
             return False
-        ledger.expect({file: change})
-        ledger.write({file: change})
+        ledger.expect({HIGH: change})
+        ledger.write({HIGH: change})
         return True
 
     def _put_back(self, one: _Raised, now_ns: int) -> None:

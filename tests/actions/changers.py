@@ -21,7 +21,7 @@ from typing import Any
 
 from monitor.actions.ledger import RELAX, SIDE, SOFT, STALL, Ledger, this_daemon
 from monitor.actions.oom_values import MarkJournal, ScoreNotes, seen_now
-from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
+from monitor.actions.pod_ledger import BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs
@@ -51,12 +51,8 @@ def limit(state: Path, pod: Path) -> Callable[[], object]:
     version = cgroupfs.detect().version
     names = [files[0 if version == 2 else 1] for files in (LIMIT_FILES, COMPANIONS)]
     changes = BrakeLedger("uid", Ledger(state, SIDE), names, SOFT)
-    changes.directory = os.open(pod, os.O_RDONLY)
-    changes.files = {name: BrakeFile(pod, name) for name in names}
-    value = dict(zip(names, (str(40 * MIB), "1"), strict=True))
-    planned = {file: changes.change(file, value[name]) for name, file in reversed(changes.files.items())}
-    changes.expect(planned)
-    changes.write(planned)
+    assert changes.open(pod, *names) == ""
+    changes.put({names[1]: "1", names[0]: str(40 * MIB)})
     return lambda: changes.put_back(*names)
 
 
@@ -92,12 +88,9 @@ def soften(state: Path, pod: Path) -> Callable[[], object]:
 def relax(state: Path, pod: Path) -> Callable[[], object]:
     """For a stall: memory.high is raised from what it is."""
     changes = BrakeLedger("uid", Ledger(state, RELAX), ("memory.high",), STALL)
-    changes.directory = os.open(pod, os.O_RDONLY)
-    changes.files = {"memory.high": (file := BrakeFile(pod, "memory.high"))}
-    now = file.read()
-    planned = {file: changes.change(file, str((80 if now == "max" else int(now) // MIB + 8) * MIB))}
-    changes.expect(planned)
-    changes.write(planned)
+    assert changes.open(pod, "memory.high") == ""
+    now = changes.files["memory.high"].read()
+    changes.put({"memory.high": str((80 if now == "max" else int(now) // MIB + 8) * MIB)})
     return lambda: changes.put_back("memory.high")
 
 

@@ -37,7 +37,7 @@ def wrong(**values: object) -> bytes:
 def undone(held: Stand, problems: list[str] | None = None) -> dict[str, str]:
     """File -> what became of it."""
     found = undo_on(held.state, (problems if problems is not None else list[str]()).append)
-    return {one.file: one.outcome for one in found}
+    return {one.file: outcome for one, outcome in found}
 
 
 def left_by_a_dead_one(held: Stand, kind: str = AUTO) -> PodBrake:

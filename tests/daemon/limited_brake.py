@@ -4,7 +4,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
+from monitor.actions.changes import BrakeFile
+from monitor.actions.pod_ledger import BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, Braked, put_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
@@ -50,7 +51,7 @@ class LimitedBrake(StandInBrake):
     @property
     def limit(self) -> int:
         limit = self.ledger.file(LIMIT_FILES)
-        return (limit and cgroupfs.limit_of(limit.read().encode())) or UNLIMITED
+        return (limit and cgroupfs.limit_of(self.ledger.files[limit].read().encode())) or UNLIMITED
 
     def usage(self) -> int:
         return super().usage() + self.cache

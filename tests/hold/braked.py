@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from monitor.actions.changes import Change
 from monitor.actions.ledger import Ledger, attributes_of
-from monitor.actions.undo import Undone, undo
+from monitor.actions.undo import undo
 from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
@@ -117,7 +118,7 @@ class Stand:
         return sum(cgroupfs.oom_kills(HIERARCHY, path) or 0 for path in (self.node, *cgroupfs.below(self.node)))
 
 
-def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[Undone]:
+def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[tuple[Change, str]]:
     """As the next start on this state dir does."""
     return list(undo(HIERARCHY, on_problem, attributes_of([state_dir])))
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions import changes
+from monitor.actions.changes import BrakeFile
 from monitor.actions.ledger import Ledger, attributes_of
-from monitor.actions.pod_ledger import BrakeFile
 from monitor.actions.undo import undo
 from monitor.hold import pod_brake
 from monitor.hold.pod_brake import PodBrake
@@ -28,7 +27,6 @@ class PlainPod:
     def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(pod_brake, "_linux", lambda: (6, 1))
         patch.setattr(BrakeFile, "write", _write)
-        patch.setattr(changes, "_write", _write_anew)
         self.root, self.state = root / "cgroup", root / "state"
         self.brakes: list[PodBrake] = []
         self.hierarchy, self.journal = Hierarchy(2, self.root), Ledger(self.state)
@@ -94,12 +92,6 @@ def panic_on_oom(root: Path, patch: pytest.MonkeyPatch, value: str) -> Path:
     path.write_text(f"{value}\n")
     patch.setattr(pod_brake, "PANIC_ON_OOM", str(path))
     return path
-
-
-def _write_anew(directory: int, file: str, value: str) -> None:
-    fd = os.open(file, os.O_WRONLY | os.O_TRUNC, dir_fd=directory)
-    os.write(fd, value.encode())
-    os.close(fd)
 
 
 def _write(self: BrakeFile, value: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monitor.actions.pod_ledger import BrakeFile
+from monitor.actions.changes import BrakeFile
 from monitor.hold import pod_brake
 from monitor.hold.pod_brake import ROOM, PodBrake
 from tests.hold.plain import MIB, PlainPod

@@ -18,7 +18,7 @@ import pytest
 from monitor.actions import changes
 from monitor.actions.changes import RESTORED
 from monitor.actions.ledger import LEFT
-from monitor.actions.pod_ledger import BrakeFile, BrakeLedger
+from monitor.actions.pod_ledger import BrakeLedger
 from monitor.cli.run import lock
 from monitor.hold import pod_brake
 from monitor.hold.brakes import HoldBrakes
@@ -129,10 +129,12 @@ def test_many_cgroups_made_during_a_hold_have_their_oom_killer_in_the_end(
 
 def test_a_value_that_was_refused_hides_none_that_is_in_force(held: Stand) -> None:
     """v1 refuses a limit with EBUSY, and it is tried again: what is there then is still ours, and comes back."""
-    file, ledger = BrakeFile(held.pod, LIMIT_FILE), BrakeLedger("uid", held.journal, (LIMIT_FILE,))
-    ledger.directory, ledger.files, before = os.open(held.pod, os.O_RDONLY), {LIMIT_FILE: file}, file.read()
+    ledger = BrakeLedger("uid", held.journal, (LIMIT_FILE,))
+    assert ledger.open(held.pod, LIMIT_FILE) == ""
+    file = ledger.files[LIMIT_FILE]
+    before = file.read()
     for mib in (64, 32, 48):
-        change = ledger.change(file, str(mib * MIB))
+        change = ledger.change(LIMIT_FILE, str(mib * MIB))
         assert change is not None
         ledger.changes[LIMIT_FILE] = change
         if mib == 64:
@@ -148,7 +150,7 @@ def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
     assert brake.apply(64 * MIB) is not None
     with nested(cgroupfs.make(held.node / "other")):
         problems = list[str]()
-        assert {one.outcome for one in undo_on(held.state, problems.append)} == {RESTORED}
+        assert {outcome for _, outcome in undo_on(held.state, problems.append)} == {RESTORED}
         assert problems == []
         assert not held.noted()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.changes import RESTORED, opened
-from monitor.actions.ledger import SIDE, Ledger
+from monitor.actions.changes import RESTORED
+from monitor.actions.ledger import SIDE, Ledger, noted_at
 from monitor.errors import MonitorError
 from monitor.hold.pod_brake import LIMIT
 from monitor.hold.soft_brake import HIGH, TASKS, SoftBrake
@@ -49,8 +49,7 @@ def soft(held: Stand) -> SoftBrake:
 
 def softened(held: Stand) -> list[str]:
     """The files that a soft brake has changed."""
-    with opened(held.pod) as directory:
-        return [change.file for change in Ledger(held.state, SIDE).changes(directory)]
+    return [change.file for one in noted_at(held.pod, pytest.fail) if one.role == SIDE for change in one.changes()]
 
 
 def number(path: Path) -> int:

@@ -165,7 +165,7 @@ def _held(node: Throttled) -> None:
 def _held_by_now(node: Throttled) -> None:
     """The helper does not know it yet, or another daemon holds it."""
     with opened(node.root / "reader") as directory:
-        Ledger(node.root / "other", HOT).note(directory, [])
+        Ledger(node.root / "other", HOT).note(directory, {"changes": []})
 
 
 def _left(node: Throttled) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.pod_ledger import BrakeFile
+from monitor.actions.changes import BrakeFile
 from monitor.errors import MonitorError
 from monitor.link.messages import Soften
 from monitor.side.holds import SoftBrakes
