@@ -181,7 +181,7 @@ def _cgroups() -> str:
 
 
 def _panic_on_oom() -> Iterator[Check]:
-    """Whether a pod that is held on cgroup v2 can have a cap."""
+    """Whether a pod can be held on cgroup v2, where that needs a cap."""
     try:
         version = cgroupfs.detect().version
     except MonitorError:
@@ -189,7 +189,7 @@ def _panic_on_oom() -> Iterator[Check]:
     value = limits.number(pod_brake.PANIC_ON_OOM)
     what = f"vm.panic_on_oom {'cannot be read' if value is None else f'is {value}'}"
     if pod_brake.panics_at_cap(version):
-        detail = f"{what}: a held pod gets no cap, because an OOM kill at it could panic the machine"
+        detail = f"{what}: no pod is held, because an OOM kill at its cap could panic the machine"
         yield Check("panic-on-oom", False, detail, "sysctl vm.panic_on_oom=0")
     else:
         yield Check("panic-on-oom", True, what)

@@ -384,8 +384,8 @@ def _surprises(config: RunConfig) -> Iterator[str]:
         )
     if config.holds and panics_at_cap(cgroupfs.detect().version):
         yield (
-            "held pods get no cap, because an OOM kill at it could panic the machine (vm.panic_on_oom=2): they are "
-            "frozen, which stops no system call that allocates much; set vm.panic_on_oom to 0"
+            "no pod is held, because an OOM kill at its cap could panic the machine (vm.panic_on_oom=2); set "
+            "vm.panic_on_oom to 0"
         )
     thresholds = config.thresholds()
     if not any(threshold.signal in MEMORY_SIGNALS for threshold in thresholds):

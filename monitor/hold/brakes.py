@@ -112,8 +112,8 @@ REFRESH_NS = 5_000_000_000
 #: each the loop rests so many times as long as the part took.
 AGAIN_NS, _REST = 1_000_000_000, 4
 #: What a check of a brake in force finds: no process is left of the pod, another program removed the brake, a SIGKILL
-#: waits in it; or the brake is to be put in force anew: the pod has run for a SIGKILL, or the kernel would panic at its
-#: cap since vm.panic_on_oom was set.
+#: waits in it; or the brake is to be put in force anew: the pod has run for a SIGKILL, or may not be held any more
+#: (vm.panic_on_oom was set).
 GONE, LOST, KILL, ENDED = "gone", "lost", "kill", "ended"
 
 #: Time between two checks of a held pod: whether a process lives in it, whether its brake is still in force; and of one
@@ -215,7 +215,7 @@ class HoldBrakes:
         if brake.waits_for_thaw():
             return KILL
         ran, brake.runs = brake.runs, False
-        if ran or (brake.is_capped and panics_at_cap(self._hierarchy.version)):
+        if ran or panics_at_cap(self._hierarchy.version):
             return ENDED
         return "" if brake.in_force() else LOST
 
@@ -273,11 +273,8 @@ class HoldBrakes:
     # held pods
 
     def apply(self, held: Hold, pod: Pod, *, runs: bool) -> bool:
-        """Stop the pod at its cap, or let it run below it; False where nothing is in force. Where the kernel would
-        panic at a cap, only a pod that the helper slows may run.
-        """
+        """Stop the pod at its cap, or let it run below it; False where nothing is in force."""
         brake = self.of(held.entry)
-        runs = runs and (held.soft or not panics_at_cap(self._hierarchy.version))
         brake.runs = False
         in_force = brake.loosen(pod.cap) if runs else brake.apply(pod.cap)
         held.pod, held.braked_ns = pod, time.monotonic_ns()

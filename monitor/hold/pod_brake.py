@@ -50,7 +50,7 @@ _TRIES = 5
 #: 2: the kernel panics instead of an OOM kill at a cgroup's limit; 1: only where memory of the machine runs out
 #: (check_panic_on_oom, mm/oom_kill.c).
 PANIC_ON_OOM = "/proc/sys/vm/panic_on_oom"
-
+PANICS = "the kernel would panic at its cap (vm.panic_on_oom=2); set vm.panic_on_oom to 0"
 #: From this Linux on a limit that was opened with O_NONBLOCK is set without reclaim in the writer.
 _NO_RECLAIM = (6, 16)
 
@@ -86,7 +86,7 @@ def _linux() -> tuple[int, ...]:
 
 def panics_at_cap(version: int) -> bool:
     """Whether the kernel panics, instead of a kill, at a cap on this version of cgroups; also where that is not known.
-    v1's cap kills no process. It may change at any time, and a read takes 10 us.
+    Then no pod is held. v1's cap kills no process. It may change at any time, and a read takes 10 us.
     """
     return version == 2 and limits.number(PANIC_ON_OOM) not in (0, 1)
 
@@ -99,9 +99,6 @@ def plan_limit(
     """
     limit, companion = ledger.file(LIMIT_FILES), ledger.file(COMPANIONS)
     if limit is None or companion is None:
-        return 0, {}
-    if panics_at_cap(1 if limit == _V1 else 2):
-        ledger.put_back(limit, companion)
         return 0, {}
     near, asked = usage + (ROOM << attempt), cap // PAGE * PAGE
     if again and limit == _V1 and (now := _in_force(ledger, limit)) and now >= asked:
@@ -232,12 +229,12 @@ class PodBrake:
         return self._brake(cap, freeze=True)
 
     def loosen(self, cap: int) -> Braked | None:
-        """Let it grow up to ``cap`` bytes; None where it has neither a cap then nor the helper's memory.high. v2 kills
-        at the cap: `apply` before.
-        """
+        """Let it grow up to ``cap`` bytes; None where it has no cap then. v2 kills at the cap: `apply` before."""
         return self._brake(cap, freeze=False)
 
     def _brake(self, cap: int, freeze: bool) -> Braked | None:
+        if panics_at_cap(self._hierarchy.version):
+            self.problem = PANICS
         usage = None if self.problem else self.usage()
         if usage is None:
             self.problem = self.problem or "its cgroup is gone"
@@ -254,10 +251,9 @@ class PodBrake:
                 frozen = bool(freezer) and self._write(freezer)
             else:
                 self._ledger.put_back(*(() if self.high_is_left else (_HIGH_FILE,)), *_FREEZE_FILES)
-                slowed = self.high_is_left and not capped
         except OSError as error:
             TROUBLES.note("cgroup", error, self.uid)
-        self.is_held, self.is_capped = bool(capped or frozen or (slowed and not freeze)), bool(capped)
+        self.is_held, self.is_capped = bool(capped or frozen), bool(capped)
         if not self.is_held:
             self.release()
             return None
@@ -345,6 +341,8 @@ class PodBrake:
         """Why it cannot be braked; "" if it can. Raises OSError."""
         if has_spared(self.cgroup, self._hierarchy):
             return "outrace or what started it runs in it"
+        if panics_at_cap(self._hierarchy.version):
+            return PANICS
         v2 = self._hierarchy.version == 2
         ledger = self._ledger
         obstacle = ledger.open(self.cgroup)

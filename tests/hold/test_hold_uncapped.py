@@ -1,23 +1,24 @@
-"""A pod of cgroup v2 that is held where the kernel would panic at its cap (vm.panic_on_oom=2), of plain files."""
+"""vm.panic_on_oom=2: on cgroup v2 the kernel would panic at the cap of a held pod, so none is held. On plain files."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from monitor.cli import doctor
-from monitor.hold.pod_brake import ROOM, Braked, panics_at_cap
+from monitor.cli.run import _announce
+from monitor.hold.brakes import ENDED, Hold, HoldBrakes
+from monitor.hold.pod_brake import PANICS, panics_at_cap
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
+from monitor.pods.spec import Choice
+from monitor.policy.hold import Pod
+from monitor.settings.config import RunConfig
 from tests.hold.plain import MIB, PlainPod, panic_on_oom
 from tests.hold.plain import pod as pod
-
-CAP = 96 * MIB
-#: Of a pod that is held: memory.max, memory.oom.group, memory.high, cgroup.freeze.
-FREE = ("max", "0", "max", "0")
-CAPPED = (str(CAP), "1", str(64 * MIB + ROOM), "1")
-UNCAPPED = ("max", "0", str(64 * MIB + ROOM), "1")
 
 
 @pytest.fixture
@@ -39,58 +40,23 @@ def test_where_the_kernel_panics_at_a_cap(sysctl: Path, value: str, panics: bool
     assert panics_at_cap(2)
 
 
-def test_a_pod_is_frozen_without_a_cap(sysctl: Path, pod: PlainPod) -> None:
-    brake = pod.brake()
-    assert brake.apply(CAP) == Braked("high+freeze", 0)
-    assert values(pod) == UNCAPPED
-    assert (brake.is_held, brake.is_capped, brake.in_force()) == (True, False, True)
-    brake.release()
-    assert (values(pod), pod.is_noted) == (FREE, False)
-
-
-def test_one_that_has_a_cap_loses_it_when_it_is_set(sysctl: Path, pod: PlainPod) -> None:
+def test_no_pod_is_held_where_it_is_set_and_a_held_one_is_released(sysctl: Path, pod: PlainPod) -> None:
+    free = values(pod)
+    (pod.path / "cgroup.procs").write_text("1\n")
+    brakes = HoldBrakes(pod.hierarchy, pod.journal)
+    entry: Any = SimpleNamespace(uid="uid", cgroup=pod.path)
+    held = Hold(1, entry, Pod("uid", "", 0, 0, 96 * MIB), 0, entry)
+    assert brakes.of(entry).problem == PANICS
+    assert not brakes.apply(held, held.pod, runs=False)
     sysctl.write_text("0\n")
-    brake = pod.brake()
-    assert brake.apply(CAP) == Braked("limit+high+freeze", CAP)
-    assert values(pod) == CAPPED
+    brakes.of(entry).refresh()
+    assert brakes.apply(held, held.pod, runs=False)
+    assert values(pod) != free
     sysctl.write_text("2\n")
-    assert brake.apply(CAP) == Braked("high+freeze", 0)
-    assert values(pod) == UNCAPPED
-    sysctl.write_text("0\n")
-    assert brake.apply(CAP) == Braked("limit+high+freeze", CAP)
-    brake.release()
-    assert (values(pod), pod.is_noted) == (FREE, False)
-
-
-def test_the_next_hot_process_removes_the_cap(sysctl: Path, pod: PlainPod) -> None:
-    sysctl.write_text("0\n")
-    first = pod.brake()
-    assert first.apply(CAP) is not None
-    sysctl.write_text("2\n")
-    brake = pod.brake_of_the_next()
-    assert brake.apply(CAP) == Braked("high+freeze", 0)
-    assert values(pod) == UNCAPPED
-    pod.undo()
-    assert (values(pod), pod.is_noted) == (FREE, False)
-
-
-def test_one_that_nothing_bounds_is_not_held(sysctl: Path, pod: PlainPod) -> None:
-    brake = pod.brake()
-    assert brake.apply(CAP) is not None
-    assert brake.loosen(CAP) is None
-    assert (values(pod), pod.is_noted, brake.is_held) == (FREE, False, False)
-
-
-def test_one_that_the_helper_slows_runs_on_through_its_grace(sysctl: Path, pod: PlainPod) -> None:
-    sysctl.write_text("0\n")
-    brake = pod.brake()
-    assert brake.apply(CAP) is not None
-    brake.high_is_left, pod.high = True, str(40 * MIB)
-    brake.thaw()
-    sysctl.write_text("2\n")
-    assert brake.loosen(CAP) == Braked("high", 0)
-    assert values(pod) == ("max", "0", str(40 * MIB), "0")
-    assert (brake.is_held, brake.is_capped, brake.in_force()) == (True, False, True)
+    assert brakes.look_after(entry) == ENDED
+    assert not brakes.apply(held, held.pod, runs=False)
+    assert (values(pod), pod.is_noted) == (free, False)
+    brakes.drop("uid")
 
 
 @pytest.mark.parametrize(("version", "value", "ok"), [(2, "2", False), (2, "0", True), (1, "2", True)])
@@ -104,3 +70,28 @@ def test_the_doctor_has_it(sysctl: Path, monkeypatch: pytest.MonkeyPatch, versio
     sysctl.unlink()
     (check,) = doctor._panic_on_oom()
     assert (check.detail.startswith("vm.panic_on_oom cannot be read"), check.ok) == (True, version == 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "version", "value", "warned"),
+    [
+        ({"enforce": True, "hold": True}, 2, "2", 1),
+        ({"enforce": True, "hard_grace_ns": 1}, 2, "2", 1),
+        ({"enforce": True}, 2, "2", 0),
+        ({"enforce": True, "hold": True}, 2, "1", 0),
+        ({"enforce": True, "hold": True}, 1, "2", 0),
+    ],
+)
+def test_a_start_warns_of_it(
+    sysctl: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: dict[str, Any],
+    version: int,
+    value: str,
+    warned: int,
+) -> None:
+    sysctl.write_text(value)
+    monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(version, Path("/x")))
+    _announce(RunConfig(**options), Choice("cgroups", "as given"), False)
+    assert "".join(capfd.readouterr()).count("vm.panic_on_oom=2") == warned
