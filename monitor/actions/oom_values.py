@@ -21,20 +21,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from monitor.actions.changes import identity_of, opened
 from monitor.actions.ledger import MARKS, SCORES, WRONG, Ledger, Noted, noted_at
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import CgroupGone, failure
-from monitor.kernel.procfs import Process, directories
+from monitor.kernel.procfs import Process
 
 #: The most there is (OOM_SCORE_ADJ_MAX).
 RAISED = 1000
 #: What runtimes give the one process of a pod's sandbox, and no other process of a pod. It has nothing to give back,
 #: and without it the whole pod is made anew.
 SANDBOX = -998
-#: Processes of a pod that are raised (28 us each): the largest, where it has more. The kernel kills one at a time.
+#: Processes of a pod that are raised (28 us each). The kernel kills one at a time.
 MOST = 1024
 #: A note of so many processes is looked through for ended ones: 30 us each, so not for each process that appears.
 _ROOM = 64
@@ -78,16 +79,12 @@ class Mark:
         return sum(seen.old != RAISED for seen in self.processes.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """``restored``: processes that have their value again; ``inherited``: of them, those that appeared raised.
-    ``foreign``: another program wrote another value since. ``denied``: the kernel refused (EACCES). ``left``: found in
+class Restored(NamedTuple):
+    """``restored``: processes that have their value again. ``denied``: the kernel refused (EACCES). ``left``: found in
     the last look, so there may be more.
     """
 
     restored: int = 0
-    inherited: int = 0
-    foreign: int = 0
     denied: int = 0
     left: int = 0
 
@@ -108,13 +105,19 @@ class _Notes:
         mark.processes = noted_in(cgroup, lambda one: one.attribute == self._ledger.attribute)
         return mark
 
-    def _store(self, mark: Mark) -> None:
-        """Note it at its cgroup. Raises OSError, and then nothing more may be written."""
-        rows = [[pid, s.started, s.old, s.container, s.written, s.since] for pid, s in mark.processes.items()]
+    def _add(self, mark: Mark, new: Mapping[int, Seen]) -> None:
+        """Note these processes too, before they are written. Raises OSError, and then nothing may be."""
+        kept = mark.processes
+        if len(kept) + len(new) > mark.room:
+            kept = running(kept)
+            mark.room = 2 * (len(kept) + len(new)) + _ROOM
+        made = {**kept, **new}
+        rows = [[pid, s.started, s.old, s.container, s.written, s.since] for pid, s in made.items()]
         with opened(mark.cgroup) as directory:
             if identity_of(mark.cgroup) != mark.identity:
                 raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
             self._ledger.note(directory, {"uid": mark.uid, "processes": rows})
+        mark.processes = made
 
     def restore(self, mark: Mark) -> Restored:
         """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
@@ -161,26 +164,21 @@ def set_back(mark: Mark) -> Restored:
     """Give every process of the pod its own value, also those that left it and those that were forked since. Raises
     OSError, MonitorError.
     """
-    total: Counter[str] = Counter()
-    left = 0
+    restored = left = 0
     pids = {pid: seen.container for pid, seen in mark.processes.items()} | dict(_inside(mark))
     bases = _bases(mark)
     denied: set[int] = set()
     with without(CAP_SYS_RESOURCE):
-        for look in range(_LOOKS):
-            fates = Counter(_set_back(mark, pid, container, bases, denied) for pid, container in pids.items())
-            if look:
-                del fates["foreign"]  # counted in the first look
-            total += fates
-            left = fates["own"] + fates["inherited"]
+        for _ in range(_LOOKS):
+            left = sum(_set_back(mark, pid, container, bases, denied) for pid, container in pids.items())
+            restored += left
             if not left:
                 break
             pids = dict(_inside(mark))
     for pid in list(denied):  # a program with the capability wrote since
         denied.discard(pid)
-        total[_set_back(mark, pid, 0, bases, denied)] += 1
-    restored = total["own"] + total["inherited"]
-    return Restored(restored, total["inherited"], total["foreign"], len(denied), left)
+        restored += _set_back(mark, pid, 0, bases, denied)
+    return Restored(restored, len(denied), left)
 
 
 def _inside(mark: Mark) -> list[tuple[int, int]]:
@@ -198,31 +196,24 @@ def pids_of(cgroup: Path) -> list[tuple[int, int]]:
         raise failure(cgroup / "cgroup.procs", "read", error) from error
 
 
-def _set_back(mark: Mark, pid: int, container: int, bases: dict[int | None, int], denied: set[int]) -> str:
-    """What became of one process: "own" or "inherited" (set back), "foreign", or "" (nothing to do)."""
+def _set_back(mark: Mark, pid: int, container: int, bases: dict[int | None, int], denied: set[int]) -> bool:
+    """Whether one process was set back: not one that has its own value, or another program's."""
     if pid in denied:
-        return ""
+        return False
     with Process(pid) as process:
         now, started = process.oom_score_adj(), process.started()
         if now is None or started is None:
-            return ""  # gone
+            return False  # gone
         known = mark.processes.get(pid)
-        own = known is not None and known.started == started
-        if known is not None and own:
-            if now != known.written:
-                return "foreign" if now != known.old else ""
-            old = known.old
+        if known is not None and known.started == started:
+            old = known.old if now == known.written else now
         else:
             old = _inherited(mark, process, started, now, bases.get(container, bases.get(None, now)))
-        if old == now:
-            return ""
         try:
-            if not process.set_oom_score_adj(old):
-                return ""
+            return old != now and process.set_oom_score_adj(old)
         except PermissionError:
             denied.add(pid)
-            return ""
-        return "own" if own else "inherited"
+            return False
 
 
 def _inherited(mark: Mark, process: Process, started: int, now: int, base: int) -> int:
@@ -321,14 +312,13 @@ class MarkJournal(_Notes):
         if mark.raised + len(lower) > self._most:
             mark.processes = running(mark.processes)
         qos = noted_in(mark.cgroup, lambda one: one.role == SCORES) if lower else {}
-        new = {pid: _own(found[pid], qos.get(pid)) for pid in largest(lower, self._most - mark.raised)}
+        new = {pid: _own(found[pid], qos.get(pid)) for pid in lower[: max(0, self._most - mark.raised)]}
         if not mark.raised:  # later it may be inherited, which `restore` finds out
             now = mark.processes | {pid: seen for pid, seen in found.items() if seen.old == RAISED}
             mark.processes = {pid: seen for pid, seen in now.items() if pid in inside}
         if not new:
             return 0
-        mark.processes |= new
-        self._store(mark)
+        self._add(mark, new)
         raised = 0
         with without(CAP_SYS_RESOURCE):
             for pid, seen in new.items():
@@ -377,21 +367,6 @@ def _by_container(values: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
     return found
 
 
-def largest(pids: list[int], most: int) -> list[int]:
-    """The largest ``most`` of these processes."""
-    if len(pids) <= most:
-        return pids
-    return sorted(pids, key=_resident, reverse=True)[: max(0, most)]
-
-
-def _resident(pid: int) -> int:
-    for directory in directories(pid):
-        with suppress(OSError), open(f"{directory}/statm", "rb") as file:
-            if pages := int(file.read().split()[1]):
-                return pages
-    return 0
-
-
 def seen_now(started: int, is_now: int, should: int, pod: Path, cgroup: str) -> Seen:
     """A process in ``cgroup`` that is about to be given the value that it should have."""
     since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
@@ -410,15 +385,8 @@ class ScoreNotes(_Notes):
         mark = self._marks.get(cgroup)
         if mark is None or mark.identity != identity_of(cgroup):
             mark = self._begin(cgroup, uid)
-            self._marks = {path: one for path, one in self._marks.items() if path.exists()}
-        kept, room = mark.processes, mark.room
-        new = {pid: _own(seen, kept.get(pid)) for pid, seen in wanted.items()}
-        if len(kept) + len(new) > room:
-            kept = running(kept)
-            room = 2 * (len(kept) + len(new)) + _ROOM
-        made = replace(mark, processes=kept | new, room=room)
-        self._store(made)
-        self._marks[cgroup] = made
+            self._marks = {path: one for path, one in self._marks.items() if path.exists()} | {cgroup: mark}
+        self._add(mark, {pid: _own(seen, mark.processes.get(pid)) for pid, seen in wanted.items()})
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Give every process its own value back. What cannot be in that time is noted, for the next start."""

@@ -129,7 +129,7 @@ def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[tuple[Change, st
     except WRONG as error:
         on_problem(wrong(one.path, one.attribute, error))
     else:
-        outcome = f"{what.restored} processes set back, {what.inherited} of them forked since"
+        outcome = f"{what.restored} processes set back"
         why = "victim" if one.role == MARKS else "QoS"
         yield Change(str(one.path), "oom_score_adj", mark.identity, "", (), mark.uid, why), outcome
         if not what.complete:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,7 +179,7 @@ class VictimMarks(WatchedThread):
                 return
             del self._marks[uid]
             if what.restored:
-                self._log.info("oom_score_adj is that of the pod again", uid=uid, **asdict(what))
+                self._log.info("oom_score_adj is that of the pod again", uid=uid, **what._asdict())
         self._restored.append(uid)
         self._wake_loop()
 
