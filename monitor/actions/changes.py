@@ -23,8 +23,6 @@ from monitor.kernel.cgroupfs import GONE
 #: What became of a change: the old value is there again; it was before (the change was never made); another program has
 #: written since; the cgroup is gone; it cannot be seen from here, and stays written down.
 RESTORED, UNCHANGED, FOREIGN, VANISHED, UNSEEN = "restored", "unchanged", "foreign", "vanished", "unseen"
-#: Cgroups below may have inherited what was changed.
-MAY_BE_BELOW = (RESTORED, UNCHANGED)
 
 
 class Change(NamedTuple):
@@ -92,18 +90,20 @@ class BrakeFile:
         return change.identity == self.identity and self.read() in change.written
 
     def put_back(self, change: Change) -> str:
-        """Write the old value where one of ours is there, in this very cgroup; what became of the change. Raises
-        OSError where the kernel refuses.
+        """Write the old value where one of ours is there, in this very cgroup, and where cgroups below have inherited
+        it; what became of the change. Raises OSError where the kernel refuses.
         """
         try:
             if change.identity != self.identity:
                 return VANISHED
-            if (now := self.read()) == change.old:
-                return UNCHANGED
-            if now not in change.written:
+            now = self.read()
+            if now not in (change.old, *change.written):
                 return FOREIGN
-            self.write(change.old)
-            return RESTORED
+            if now != change.old:
+                self.write(change.old)
+            if change.file == _OOM_CONTROL and change.old == "0":
+                enable_below(self.path)
+            return UNCHANGED if now == change.old else RESTORED
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
@@ -152,13 +152,11 @@ def any_disabled(pod: Path) -> bool:
     return any(number >= CGROUPS or _is_disabled(path) for number, path in enumerate(cgroupfs.below(pod)))
 
 
-def enable_below(change: Change) -> Iterator[None]:
-    """``change`` of a pod's OOM killer is undone: enable that of cgroups made meanwhile, one in each step (20 us). A
-    cgroup made between two steps is below one that is enabled already, or is found. Raises OSError.
+def enable_below(pod: Path) -> None:
+    """The pod's own OOM killer is enabled: enable that of cgroups made meanwhile (20 us each). A cgroup made in between
+    is below one that is enabled already, or is found. Raises OSError.
     """
-    if change.file != _OOM_CONTROL or change.old != "0":
-        return
-    for path in cgroupfs.below(Path(change.path)):
+    for path in cgroupfs.below(pod):
         try:
             if _is_disabled(path):
                 with opened(path / _OOM_CONTROL, os.O_WRONLY) as fd:
@@ -166,7 +164,6 @@ def enable_below(change: Change) -> Iterator[None]:
         except OSError as error:
             if error.errno not in cgroupfs.GONE:
                 raise
-        yield
 
 
 def _is_disabled(path: Path) -> bool:

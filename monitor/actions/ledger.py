@@ -40,8 +40,8 @@ HOT, SIDE, RELAX, MARKS, SCORES = "", "-side", "-relax", "-marks", "-scores"
 ROLES = (HOT, SIDE, RELAX, MARKS, SCORES)
 #: Of processes, not of files of the cgroup.
 OF_PROCESSES = (MARKS, SCORES)
-#: Why something is changed: it is in force, or put back and not over (cgroups below have it).
-HELD, OVER, SOFT, STALL = "hold", "hold that is over", "soft brake", "stall"
+#: Why something is changed.
+HELD, SOFT, STALL = "hold", "soft brake", "stall"
 #: Why nothing can be noted, until it is undone. (No pod writes these attributes.)
 LEFT = "what an earlier daemon changed is not undone"
 #: What a note that says something else raises.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
-from monitor.actions.changes import MAY_BE_BELOW, BrakeFile, Change, enable_below, parsed
-from monitor.actions.ledger import HELD, OVER, WRONG, Ledger, body_of
-from monitor.kernel.cgroup_procs import CGROUPS
+from monitor.actions.changes import BrakeFile, Change, parsed
+from monitor.actions.ledger import HELD, WRONG, Ledger, body_of
 from monitor.kernel.troubles import TROUBLES
 
 #: What is to be changed, by the name of the file: None where the value is there already, and is not ours.
@@ -29,8 +27,6 @@ class BrakeLedger:
         self.files: dict[str, BrakeFile] = {}
         #: By file: in force, or about to be.
         self.changes: dict[str, Change] = {}
-        #: Restored, but not over: cgroups below have it still. With the steps that restore those.
-        self._rest: dict[str, tuple[Change, Iterator[None]]] = {}
         #: When the pod was held first (CLOCK_MONOTONIC), perhaps by an earlier daemon; 0: it is not.
         self.since_ns = 0
 
@@ -45,26 +41,18 @@ class BrakeLedger:
             raise
         return self._journal.obstacle(self.directory)
 
-    @property
-    def is_clear(self) -> bool:
-        """Whether all is restored."""
-        return not (self.changes or self._rest)
-
     def file(self, names: Sequence[str]) -> str | None:
         """The first of these that is here."""
         return next((name for name in names if name in self.files), None)
 
     def adopt(self) -> None:
-        """Adopt the changes that an earlier daemon noted and that are there still, if this one has all of their files:
+        """Adopt the changes that an earlier daemon noted, if one is there still, and this one has all of their files:
         else `changes` is empty. Raises OSError, or one of `WRONG`.
         """
         body = body_of(self.directory, self._journal.attribute)
         noted = {change.file: change for change in map(parsed, body["changes"])}
-        if not noted.keys() <= self.files.keys():
-            return
-        self.changes = {name: c._replace(why=HELD) for name, c in noted.items() if self.files[name].has(c)}
-        if self.changes:
-            self._rest = {name: (c, enable_below(c)) for name, c in noted.items() if name not in self.changes}
+        if noted.keys() <= self.files.keys() and any(self.files[name].has(change) for name, change in noted.items()):
+            self.changes = noted
             with suppress(*WRONG):
                 self.since_ns = int(body["since_ns"])
 
@@ -87,7 +75,7 @@ class BrakeLedger:
 
     def _change(self, file: BrakeFile, now: str, value: str) -> Change | None:
         """The same where the file has ``now``."""
-        before = self.changes.get(file.file) or self._rest.get(file.file, (None,))[0]
+        before = self.changes.get(file.file)
         old, written = now, tuple[str, ...]()
         if before is not None and now in (before.old, *before.written):
             # Only what is there: a value that the kernel refused (EBUSY) is in `before`, and never was in force.
@@ -121,7 +109,6 @@ class BrakeLedger:
                 self.changes.pop(name, None)
             else:
                 self.changes[name] = change
-                self._rest.pop(name, None)
         self._note()
 
     def write(self, planned: Planned) -> None:
@@ -131,49 +118,28 @@ class BrakeLedger:
                 self.files[name].write(change.written[-1])
 
     def put_back(self, *names: str) -> list[tuple[str, str]]:
-        """Restore: (file, what became of it). What the kernel refuses to undo, and what is not over, stays noted."""
+        """Restore: (file, what became of it). What the kernel refuses to undo stays noted."""
         fates = []
         for name in names:
             if (change := self.changes.get(name)) is not None:
                 try:
                     fates.append((name, self.files[name].put_back(change)))
+                    del self.changes[name]
                 except OSError as error:
                     TROUBLES.note("cgroup", error, self._uid)
-                    continue
-                del self.changes[name]
-                if fates[-1][1] in MAY_BE_BELOW:
-                    self._rest[name] = change._replace(why=OVER), enable_below(change)
         if fates:
-            self.finish()
-        return fates
-
-    def finish(self) -> bool:
-        """Continue with what is not over, `CGROUPS` of those below in each call, because the hot thread calls; whether
-        there is more to do at once. What the kernel refuses begins anew with the next call.
-        """
-        more = False
-        for name, (change, steps) in list(self._rest.items()):
             try:
-                if sum(1 for _ in islice(steps, CGROUPS)) < CGROUPS:
-                    del self._rest[name]
-                else:
-                    more = True
+                self._note()
             except OSError as error:
                 TROUBLES.note("cgroup", error, self._uid)
-                self._rest[name] = change, enable_below(change)
-        try:
-            self._note()
-        except OSError as error:
-            TROUBLES.note("cgroup", error, self._uid)
-        return more
+        return fates
 
     def _note(self) -> None:
         """Note what is changed, or about to be. Raises OSError."""
-        if self.is_clear:
+        if not self.changes:
             self._journal.forget(self.directory)
             return
-        noted = {name: change for name, (change, _) in self._rest.items()} | self.changes
-        ordered = [noted[name]._asdict() for name in self._order if name in noted]
+        ordered = [self.changes[name]._asdict() for name in self._order if name in self.changes]
         self._journal.note(self.directory, {"since_ns": self.since_ns, "changes": ordered})
 
     def close(self) -> None:
@@ -181,5 +147,5 @@ class BrakeLedger:
             file.close()
         with suppress(OSError):
             os.close(self.directory)
-        self.files, self.changes, self._rest = {}, {}, {}
+        self.files, self.changes = {}, {}
         self.directory, self.since_ns = -1, 0

@@ -8,13 +8,12 @@ The next start calls it, a start that fails, the helper process when its hot pro
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.changes import MAY_BE_BELOW, UNSEEN, Change, enable_below, undone
+from monitor.actions.changes import UNSEEN, Change, undone
 from monitor.actions.ledger import (
     MARKS,
     OF_PROCESSES,
@@ -91,28 +90,19 @@ def undo_left(
 
 
 def _undo_files(one: Noted, on_problem: OnProblem) -> Iterator[tuple[Change, str]]:
-    """The values first, then what cgroups below have inherited. A problem: all of it stays noted."""
-    restored = list[Change]()
-
-    def refused(change: Change, why: str | None) -> None:
-        on_problem(f"{change.path}/{change.file} cannot be set back to {change.old}: {why}")
-
+    """A problem: all of it stays noted."""
     for change in one.changes():
         if change.file != "freezer.state":  # of another hierarchy; the others may be mounted elsewhere than they were
             change = change._replace(path=str(one.path))
+        refused = f"{change.path}/{change.file} cannot be set back to {change.old}"
         try:
-            yield change, (fate := undone(change))
+            fate = undone(change)
         except OSError as error:
-            refused(change, error.strerror)
-        else:
-            restored += [change] if fate in MAY_BE_BELOW else []
-            if fate == UNSEEN:
-                refused(change, "it is in no hierarchy that is mounted here")
-    for change in restored:
-        try:
-            deque(enable_below(change), 0)
-        except OSError as error:
-            refused(change, error.strerror)
+            on_problem(f"{refused}: {error.strerror}")
+            continue
+        yield change, fate
+        if fate == UNSEEN:
+            on_problem(f"{refused}: it is in no hierarchy that is mounted here")
 
 
 def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[tuple[Change, str]]:

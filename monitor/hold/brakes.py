@@ -108,9 +108,8 @@ class Hold:
 MOST = 8
 #: An open brake is checked after this long: containers start and end, and a pod's cgroup may be made anew.
 REFRESH_NS = 5_000_000_000
-#: A release that the kernel refused is tried again this often. Any other unfinished release continues by parts; after
-#: each the loop rests so many times as long as the part took.
-AGAIN_NS, _REST = 1_000_000_000, 4
+#: A release that the kernel refused is tried again this often.
+AGAIN_NS = 1_000_000_000
 #: What a check of a brake in force finds: no process is left of the pod, another program removed the brake, a SIGKILL
 #: waits in it; or the brake is to be put in force anew: the pod has run for a SIGKILL, or may not be held any more
 #: (vm.panic_on_oom was set).
@@ -137,7 +136,7 @@ class HoldBrakes:
         self._hierarchy, self._journal = hierarchy, journal
         self._brakes: dict[str, PodBrake] = {}  # the one that was wanted last is the last
         self._ran = False  # the last check was of a pod that runs
-        self._left: list[PodBrake] = []  # unfinished releases
+        self._refused: list[PodBrake] = []  # releases that the kernel refused
         self._next_ns = 0
 
     def prepare(self, entries: Iterable[PodEntry]) -> list[PodEntry]:
@@ -228,7 +227,7 @@ class HoldBrakes:
         return self._brakes.get(uid)
 
     def release(self, uid: str) -> None:
-        """Release a pod. `go_on` does what does not fit into a turn."""
+        """Release a pod."""
         brake = self._brakes.get(uid)
         if brake is not None:
             self._release(brake)
@@ -244,31 +243,21 @@ class HoldBrakes:
     def _release(self, brake: PodBrake) -> None:
         brake.runs, brake.looked_ns = False, 0
         brake.release()
-        if not brake.is_clear and brake not in self._left:
-            self._left.insert(0, brake)
-            self._next_ns = 0
+        if not brake.is_clear and brake not in self._refused:
+            self._refused.append(brake)
+            self._next_ns = time.monotonic_ns() + AGAIN_NS
 
     def due_ns(self) -> int | None:
-        """When to continue unfinished releases; None where there is none."""
-        return self._next_ns if self._left else None
+        """When to try refused releases again; None where there is none."""
+        return self._next_ns if self._refused else None
 
-    def go_on(self, _: int) -> bool:
-        """Continue one of them, by a part that fits into a turn; whether there is more to do at once."""
-        began_ns = time.thread_time_ns()
-        brake = self._left.pop(0)
-        more = brake.go_on()
-        if brake.is_clear and self._brakes.get(brake.uid) is not brake:
-            brake.close()
-        elif not (brake.is_clear or brake.is_held):  # held again it will be released again
-            self._left.insert(0 if more else len(self._left), brake)
-        pause_ns = _REST * (time.thread_time_ns() - began_ns) if more else AGAIN_NS // max(1, len(self._left))
-        self._next_ns = time.monotonic_ns() + pause_ns
-        return more
-
-    def finish(self, until_ns: int) -> None:
-        """This process ends: continue the releases until then. The next start restores what is left."""
-        while time.monotonic_ns() < until_ns and any(self.go_on(0) for _ in list(self._left)):
-            pass
+    def try_again(self, now_ns: int) -> None:
+        refused, self._refused, self._next_ns = self._refused, [], now_ns + AGAIN_NS
+        for brake in refused:
+            if not brake.is_held:  # held again it will be released again
+                self._release(brake)
+            if brake.is_clear and self._brakes.get(brake.uid) is not brake:
+                brake.close()
 
     # held pods
 

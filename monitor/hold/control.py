@@ -29,8 +29,6 @@ from monitor.sources.watch import Watch
 #: (Until so long after the last change of a brake, time between samples.) A sample costs 60 us with 110 pods.
 PACES = ((50_000_000, 500_000), (1 << 62, 5_000_000))
 _REST = 4  # the pause after a sample is at least so many times its cost
-#: For so long this process continues unfinished releases at its end.
-_END_NS = 2_000_000_000
 _Due = Callable[[], int | None]
 _Timer = tuple[str, _Due, Callable[[int], object]]
 
@@ -85,7 +83,7 @@ class HoldControl:
 
         return (
             ("hold", due_ns, follow),
-            ("released", self._brakes.due_ns, self._brakes.go_on),
+            ("released", self._brakes.due_ns, self._brakes.try_again),
             ("left-holds", lambda: self._left_due_ns, lambda _: self._release_left()),
         )
 
@@ -101,10 +99,12 @@ class HoldControl:
             self._log("warning", "a hold of an earlier daemon continues", pod=entry.title)
         self._release_left([entry.cgroup for entry in held])
 
-    def _release_left(self, paths: Iterable[Path] | None = None) -> None:
-        """What earlier processes hold, and this one does not continue. ``paths``: of these cgroups alone."""
-        self._left_due_ns = None
-        undo_left([self._state_dir], self._log, self._gauge.hierarchy, (HOT,), this_daemon(), paths)
+    def _release_left(self, paths: Iterable[Path] | None = None, *, own: bool = False) -> None:
+        """What earlier processes hold, and this one does not continue. ``paths``: of these cgroups alone. ``own``: also
+        what the kernel has refused to this one.
+        """
+        self._left_due_ns, spared = None, None if own else this_daemon()
+        undo_left([self._state_dir], self._log, self._gauge.hierarchy, (HOT,), spared, paths)
 
     def moved(self, indexes: Iterable[int]) -> None:
         """Pods moved by a re-rank step: a growing one may have to be held next."""
@@ -278,8 +278,7 @@ class HoldControl:
         """This process ends: release all pods, also those that it has not continued to hold."""
         for uid in list(self._holds):
             self._remove(uid, "stopped")
-        self._brakes.finish(time.monotonic_ns() + _END_NS)
-        self._release_left()
+        self._release_left(own=True)
 
     def _look_after(self, uid: str, now_ns: int) -> None:
         held, is_evicted = self._holds[uid], uid in self._evicted

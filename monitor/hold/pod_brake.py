@@ -206,8 +206,8 @@ class PodBrake:
 
     @property
     def is_clear(self) -> bool:
-        """Whether all files have their old values: after `release` not at once (`go_on`)."""
-        return self._ledger.is_clear
+        """Whether all files have their old values: after `release` not where the kernel refuses."""
+        return not self._ledger.changes
 
     @property
     def since_ns(self) -> int:
@@ -321,17 +321,9 @@ class PodBrake:
         self._ledger.put_back(*_FREEZE_FILES)
 
     def release(self) -> list[tuple[str, str]]:
-        """Restore everything: (file, what became of it). What the kernel refuses to undo stays in the ledger, and
-        `go_on` tries it again; so it does with what more cgroups have inherited than one call may read.
-        """
+        """Restore everything: (file, what became of it). What the kernel refuses to undo stays in the ledger."""
         self.is_held, self.high_is_left, self._ledger.since_ns = False, False, 0
         return self._ledger.put_back(*_UNDONE)
-
-    def go_on(self) -> bool:
-        """Continue a release, by a part that fits into a turn; whether there is more to do at once."""
-        if not self.is_held:
-            self._ledger.put_back(*_UNDONE)
-        return self._ledger.finish()
 
     def close(self) -> None:
         self.release()

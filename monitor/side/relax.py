@@ -194,7 +194,7 @@ class Relaxing:
         change = one.ledger.changes.get(HIGH)
         outcome = dict(one.ledger.put_back(HIGH)).get(HIGH, "")
         about = {"pod": one.name, "cgroup": str(one.cgroup), "high": change.old if change else ""}
-        if not one.ledger.is_clear:  # refused
+        if one.ledger.changes:  # refused
             one.stalled_ns = now_ns - one.for_ns + stall.RELAX_PACE_NS
             self.log("error", "memory.high of a pod is not put back; trying again", **about)
             return
