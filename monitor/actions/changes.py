@@ -40,12 +40,11 @@ class Change(NamedTuple):
     why: str
 
 
-#: The only files that a note may name: root writes what a note says.
-FILES = frozenset(
-    {
-        *("memory.max", "memory.high", "memory.oom.group", "pids.max", "cgroup.freeze"),
-        *("memory.limit_in_bytes", "memory.oom_control", "freezer.state"),
-    }
+#: The only files that a note may name (root writes what a note says), in the order in which they are put back. A pod
+#: that is thawed, or has its OOM killer again, before its cap is gone is killed at it.
+FILES = (
+    *("memory.max", "memory.limit_in_bytes", "memory.oom.group", "memory.oom_control"),
+    *("memory.high", "pids.max", "cgroup.freeze", "freezer.state"),
 )
 _OOM_CONTROL = "memory.oom_control"
 _VALUE = re.compile(r"-?\d{1,20}|max|FROZEN|THAWED", re.ASCII)

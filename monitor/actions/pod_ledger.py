@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.actions.changes import BrakeFile, Change, parsed
+from monitor.actions.changes import FILES, BrakeFile, Change, parsed
 from monitor.actions.ledger import HELD, WRONG, Ledger, body_of
 from monitor.kernel.troubles import TROUBLES
 
@@ -18,10 +18,10 @@ _TRIES = 8
 
 
 class BrakeLedger:
-    """Of one pod. ``order``: names of files, in the order of undoing. ``why``: `HELD`, `SOFT`, `STALL`."""
+    """Of one pod. ``why``: `HELD`, `SOFT`, `STALL`."""
 
-    def __init__(self, uid: str, journal: Ledger, order: Sequence[str], why: str = HELD) -> None:
-        self._uid, self._journal, self._order, self._why = uid, journal, order, why
+    def __init__(self, uid: str, journal: Ledger, why: str = HELD) -> None:
+        self._uid, self._journal, self._why = uid, journal, why
         #: Descriptor of the pod's cgroup, which has the note.
         self.directory = -1
         self.files: dict[str, BrakeFile] = {}
@@ -118,9 +118,9 @@ class BrakeLedger:
                 self.files[name].write(change.written[-1])
 
     def put_back(self, *names: str) -> list[tuple[str, str]]:
-        """Restore: (file, what became of it). What the kernel refuses to undo stays noted."""
+        """Restore these files, or all: (file, what became of it). What the kernel refuses to undo stays noted."""
         fates = []
-        for name in names:
+        for name in names or FILES:
             if (change := self.changes.get(name)) is not None:
                 try:
                     fates.append((name, self.files[name].put_back(change)))
@@ -139,7 +139,7 @@ class BrakeLedger:
         if not self.changes:
             self._journal.forget(self.directory)
             return
-        ordered = [self.changes[name]._asdict() for name in self._order if name in self.changes]
+        ordered = [self.changes[name]._asdict() for name in FILES if name in self.changes]
         self._journal.note(self.directory, {"since_ns": self.since_ns, "changes": ordered})
 
     def close(self) -> None:

@@ -146,8 +146,6 @@ _FREEZE_FILES = tuple(_FROZEN)
 PROCESSES = 64
 #: ... and the time after which a check ends, however long one of them took.
 _MOST_NS = 1_000_000
-#: The order of the release. A pod that is thawed, or has its OOM killer again, before its cap is gone is killed at it.
-_UNDONE = (*LIMIT_FILES, *COMPANIONS, _HIGH_FILE, *_FREEZE_FILES)
 
 
 class PodBrake:
@@ -163,7 +161,7 @@ class PodBrake:
         #: Set by `monitor.hold.brakes`.
         self.runs, self.looked_ns, self.opened_ns = False, 0, 0
         self._usage = -1
-        self._ledger = BrakeLedger(uid, journal, _UNDONE)
+        self._ledger = BrakeLedger(uid, journal)
         self._kills = PendingKills(cgroup)
         #: From now on the helper sets memory.high, until the release (a soft brake).
         self.high_is_left = False
@@ -323,7 +321,7 @@ class PodBrake:
     def release(self) -> list[tuple[str, str]]:
         """Restore everything: (file, what became of it). What the kernel refuses to undo stays in the ledger."""
         self.is_held, self.high_is_left, self._ledger.since_ns = False, False, 0
-        return self._ledger.put_back(*_UNDONE)
+        return self._ledger.put_back()
 
     def close(self) -> None:
         self.release()

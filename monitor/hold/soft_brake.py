@@ -32,7 +32,7 @@ class SoftBrake:
         #: memory.high that is in force, bytes; 0: none of this brake.
         self.high = 0
         self._cgroup = cgroup
-        self._changes = BrakeLedger(uid, ledger, (HIGH, TASKS), SOFT)
+        self._changes = BrakeLedger(uid, ledger, SOFT)
         if cgroup.exists() and not (cgroup / TASKS).exists():
             raise MonitorError(f"{cgroup} has no {TASKS}: a pod that forks would get around the brake", "")
         if obstacle := self._changes.open(cgroup, HIGH, TASKS):
@@ -61,13 +61,13 @@ class SoftBrake:
             self._changes.put(values)
         except OSError:
             if not self.high:
-                self._changes.put_back(HIGH, TASKS)
+                self._changes.put_back()
             raise
         self.high = high if HIGH in values else own or 0
 
     def harden(self) -> list[tuple[str, str]]:
         """Undo it: (file, what became of it). What the kernel refuses to undo stays noted."""
-        found = self._changes.put_back(HIGH, TASKS)
+        found = self._changes.put_back()
         found += [(name, "refused by the kernel") for name in self._changes.changes]
         self._changes.close()
         return found

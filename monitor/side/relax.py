@@ -170,7 +170,7 @@ class Relaxing:
     def _open(self, uid: str, name: str, cgroup: Path, now_ns: int) -> _Raised:
         """Raises OSError or MonitorError."""
         put_back_ns, last_ns = self._last.get(cgroup, (0, 0))
-        ledger = BrakeLedger(uid, self._ledger, (HIGH,), STALL)
+        ledger = BrakeLedger(uid, self._ledger, STALL)
         if obstacle := ledger.open(cgroup, HIGH):
             ledger.close()
             raise MonitorError(obstacle)
@@ -192,7 +192,7 @@ class Relaxing:
 
     def _put_back(self, one: _Raised, now_ns: int) -> None:
         change = one.ledger.changes.get(HIGH)
-        outcome = dict(one.ledger.put_back(HIGH)).get(HIGH, "")
+        outcome = dict(one.ledger.put_back()).get(HIGH, "")
         about = {"pod": one.name, "cgroup": str(one.cgroup), "high": change.old if change else ""}
         if one.ledger.changes:  # refused
             one.stalled_ns = now_ns - one.for_ns + stall.RELAX_PACE_NS

@@ -50,10 +50,10 @@ def limit(state: Path, pod: Path) -> Callable[[], object]:
     """The helper process changes the files that a hold changes."""
     version = cgroupfs.detect().version
     names = [files[0 if version == 2 else 1] for files in (LIMIT_FILES, COMPANIONS)]
-    changes = BrakeLedger("uid", Ledger(state, SIDE), names, SOFT)
+    changes = BrakeLedger("uid", Ledger(state, SIDE), SOFT)
     assert changes.open(pod, *names) == ""
     changes.put({names[1]: "1", names[0]: str(40 * MIB)})
-    return lambda: changes.put_back(*names)
+    return changes.put_back
 
 
 def mark(state: Path, pod: Path) -> Callable[[], object]:
@@ -87,11 +87,11 @@ def soften(state: Path, pod: Path) -> Callable[[], object]:
 
 def relax(state: Path, pod: Path) -> Callable[[], object]:
     """For a stall: memory.high is raised from what it is."""
-    changes = BrakeLedger("uid", Ledger(state, RELAX), ("memory.high",), STALL)
+    changes = BrakeLedger("uid", Ledger(state, RELAX), STALL)
     assert changes.open(pod, "memory.high") == ""
     now = changes.files["memory.high"].read()
     changes.put({"memory.high": str((80 if now == "max" else int(now) // MIB + 8) * MIB)})
-    return lambda: changes.put_back("memory.high")
+    return changes.put_back
 
 
 CHANGES: dict[str, Callable[[Path, Path], Callable[[], object]]] = {

@@ -32,7 +32,7 @@ def ledger(own: int = UNLIMITED, version: int = 1) -> BrakeLedger:
     limit, companion = LIMIT_FILES[version % 2], COMPANIONS[version % 2]
     value = "max" if version == 2 and own == UNLIMITED else str(own)
     journal = SimpleNamespace(note=lambda *_: None, forget=lambda _: None, others=lambda _: [])
-    made = BrakeLedger("u", journal, (limit, companion))
+    made = BrakeLedger("u", journal)
     made.files = {limit: StringFile(limit, value), companion: StringFile(companion, "0")}
     return made
 
@@ -63,7 +63,7 @@ class LimitedBrake(StandInBrake):
 
     def release(self) -> None:
         super().release()
-        self.ledger.put_back(*LIMIT_FILES, *COMPANIONS)
+        self.ledger.put_back()
         self.is_capped, self.is_running = False, True
 
     close = release

@@ -108,7 +108,7 @@ def test_a_pod_with_many_cgroups_is_looked_through_no_further_than_a_look_may(
 
 def test_a_value_that_was_refused_hides_none_that_is_in_force(held: Stand) -> None:
     """v1 refuses a limit with EBUSY, and it is tried again: what is there then is still ours, and comes back."""
-    ledger = BrakeLedger("uid", held.journal, (LIMIT_FILE,))
+    ledger = BrakeLedger("uid", held.journal)
     assert ledger.open(held.pod, LIMIT_FILE) == ""
     file = ledger.files[LIMIT_FILE]
     before = file.read()
