@@ -32,8 +32,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from monitor.actions.changes import BrakeFile, any_disabled
-from monitor.actions.ledger import LEFT, WRONG, Ledger
-from monitor.actions.pod_ledger import BrakeLedger, Planned
+from monitor.actions.ledger import LEFT, WRONG, BrakeLedger, Ledger, Planned
 from monitor.actions.victim import has_spared
 from monitor.kernel import cgroupfs, limits
 from monitor.kernel.cgroup_procs import CGROUPS, walk

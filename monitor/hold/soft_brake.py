@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitor.actions.ledger import SOFT, Ledger
-from monitor.actions.pod_ledger import BrakeLedger
+from monitor.actions.ledger import SOFT, BrakeLedger, Ledger
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE

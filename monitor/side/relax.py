@@ -18,8 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from monitor.actions.changes import FOREIGN, RESTORED
-from monitor.actions.ledger import RELAX, STALL, Ledger
-from monitor.actions.pod_ledger import BrakeLedger
+from monitor.actions.ledger import RELAX, STALL, BrakeLedger, Ledger
 from monitor.errors import MonitorError
 from monitor.kernel import limits
 from monitor.kernel.wire import PAGE

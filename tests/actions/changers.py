@@ -19,9 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from monitor.actions.ledger import RELAX, SIDE, SOFT, STALL, Ledger, this_daemon
+from monitor.actions.ledger import RELAX, SIDE, SOFT, STALL, BrakeLedger, Ledger, this_daemon
 from monitor.actions.oom_values import MarkJournal, ScoreNotes, seen_now
-from monitor.actions.pod_ledger import BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from monitor.actions.changes import BrakeFile
-from monitor.actions.pod_ledger import BrakeLedger
+from monitor.actions.ledger import BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, Braked, put_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake

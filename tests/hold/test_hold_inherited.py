@@ -18,8 +18,7 @@ import pytest
 
 from monitor.actions import changes
 from monitor.actions.changes import RESTORED
-from monitor.actions.ledger import LEFT
-from monitor.actions.pod_ledger import BrakeLedger
+from monitor.actions.ledger import LEFT, BrakeLedger
 from monitor.cli.run import lock
 from monitor.hold import pod_brake
 from monitor.hold.brakes import HoldBrakes
