@@ -31,43 +31,40 @@ REAP_AFTER_NS = 20_000_000
 class Eviction:
     """One pod being evicted, from the first signal until its cgroups have no process left."""
 
-    def __init__(self, victim: Victim, grace_s: int, usage_before: int, sent: tuple[int, int] | None = None) -> None:
-        """``sent``: its processes have had their SIGKILL already, between these two times (ns)."""
+    def __init__(
+        self, victim: Victim, usage: int, started_ns: int, kill_at_ns: int | None = None, killed_ns: int | None = None
+    ) -> None:
+        """One whose first signals are out since ``started_ns``: SIGTERM, with the SIGKILL at ``kill_at_ns``, or the
+        SIGKILL (``killed_ns``). ``usage``: bytes that it had before.
+        """
         self.victim = victim
         self.decision_id, self.name = 0, ""  # what is reported of it, filled in after the signals went out
-        self.grace_ns = grace_s * 1_000_000_000
-        self.held = usage_before  # the most that it had
-        self.last_usage = usage_before
+        self.started_ns, self.kill_at_ns, self.killed_ns = started_ns, kill_at_ns, killed_ns
+        self.grace_ns = 0 if kill_at_ns is None else kill_at_ns - started_ns
+        self.held = self.last_usage = usage  # the first: the most that it had
         self._least: int | None = None  # since it was killed: in its grace it may have grown
         self._freed_ns = self._asked_ns = 0
         self._forked = False  # whether the last look found processes that were not known
-        if grace_s > 0:
-            # There is time, and processes that came since the pod was prepared get the SIGTERM too. Later ones do
-            # not: they may be what cleans up.
-            victim.refresh()
         self.pids: set[int] = set(victim.pidfds)
-        self.started_ns = time.monotonic_ns() if sent is None else sent[0]
-        self.kill_at_ns: int | None = self.started_ns + self.grace_ns if grace_s > 0 else None
-        self.killed_ns: int | None = None
         self.reap_sent = False
-        if sent is not None:
-            self.killed_ns = self.signalled_ns = sent[1]
-            self.looked(sent[1], 0)
-            return
-        if self.kill_at_ns is None:
-            self._kill()
-        else:
-            victim.send(signal.SIGTERM)
-        self.signalled_ns = time.monotonic_ns()
+        self.signalled_ns = killed_ns or started_ns
         self.looked(self.signalled_ns, 0)
 
     @classmethod
-    def resumed(cls, victim: Victim, started_ns: int, kill_at_ns: int, killed_ns: int, usage_before: int) -> Self:
-        """One that a daemon before this one began, in its grace or after its SIGKILL (``killed_ns``; 0: not yet)."""
-        # Its SIGKILL goes out again now, and from now on it is seen whether it gives anything back.
-        made = cls(victim, 0, usage_before, (started_ns, time.monotonic_ns() if killed_ns else started_ns))
-        if not killed_ns:  # it was asked, and is not asked twice
-            made.killed_ns, made.kill_at_ns, made.grace_ns = None, kill_at_ns, kill_at_ns - started_ns
+    def begun(cls, victim: Victim, grace_s: int, usage: int) -> Self:
+        """Send the first signals."""
+        if grace_s <= 0:
+            made = cls(victim, usage, time.monotonic_ns())
+            made._kill()
+        else:
+            # There is time, and processes that came since the pod was prepared get the SIGTERM too. Later ones do
+            # not: they may be what cleans up.
+            victim.refresh()
+            now_ns = time.monotonic_ns()
+            made = cls(victim, usage, now_ns, now_ns + grace_s * 1_000_000_000)
+            victim.send(signal.SIGTERM)
+        made.signalled_ns = time.monotonic_ns()
+        made.looked(made.signalled_ns, 0)
         return made
 
     def _kill(self) -> None:

@@ -64,8 +64,8 @@ class Evictor:
         if sent is None:
             victim, now = self.trigger.take(entry), time.monotonic_ns()
             self.note.begin(entry.cgroup_id, held, now, now + grace_s * 1_000_000_000 if grace_s > 0 else 0)
-            return self.resume(Eviction(victim, grace_s, held), entry)
-        return self.resume(Eviction(sent.victim, 0, held, (sent.decided_ns, sent.signalled_ns)), entry)
+            return self.resume(Eviction.begun(victim, grace_s, held), entry)
+        return self.resume(Eviction(sent.victim, held, sent.decided_ns, killed_ns=sent.signalled_ns), entry)
 
     def resume(self, eviction: Eviction, entry: PodEntry) -> Eviction:
         """Follow an eviction whose first signals are out, from now on."""

@@ -55,7 +55,9 @@ def succeed(evictor: Evictor, pulled_ns: int, *, pressed: bool) -> None:
         return
     held = max(noted.held, usage)
     victim = evictor.trigger.take(entry)
-    eviction = Eviction.resumed(victim, noted.started_ns, noted.kill_at_ns, noted.killed_ns, held)
+    # Its SIGKILL goes out again now, and from now on it is seen whether it gives anything back. SIGTERM is sent once.
+    ends = (None, time.monotonic_ns()) if noted.killed_ns else (noted.kill_at_ns, None)
+    eviction = Eviction(victim, held, noted.started_ns, *ends)
     eviction.name = entry.title
     evictor.resume(eviction, entry)
     log("warning", "going on with the eviction that the daemon before had begun", **about)

@@ -54,7 +54,7 @@ def test_everybody_in_the_pod_dies_and_nobody_else(pod: Path) -> None:
         with live.Puppet(pod / "c0" / "deep") as deep:
             parent.do(f"exec({BREED!r})")
             live.until(lambda: len(pids_below(pod)) >= 6, "a few generations")
-            eviction = Eviction(prepared(pod, VERSION), 0, 1 << 20)
+            eviction = Eviction.begun(prepared(pod, VERSION), 0, 1 << 20)
             assert eviction.killed_ns is not None
             finish(eviction)
             assert pids_below(pod) == set()
@@ -84,7 +84,7 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
     victim = prepared(pod, VERSION)
     with live.Puppet(pod / "c2") as late:
         late.do("anon(200)")
-        eviction = Eviction(victim, 0, 0)
+        eviction = Eviction.begun(victim, 0, 0)
         without_pause(lambda: not pids_below(pod))
         assert not eviction.pids
         without_pause(lambda: eviction.step(0))
@@ -95,7 +95,7 @@ def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
 
 def test_who_is_dying_and_cannot_be_named_is_waited_for(pod: Path) -> None:
     """It may be waiting for a CPU; and the helper gets no request to free the memory of no process."""
-    eviction = Eviction(prepared(pod, VERSION), 0, 64 * live.MIB)
+    eviction = Eviction.begun(prepared(pod, VERSION), 0, 64 * live.MIB)
     killed = eviction.killed_ns
     assert eviction.to_reap(killed + REAP_AFTER_NS) == []
     assert not eviction.reap_sent
@@ -148,7 +148,7 @@ def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
         victim = prepared(pod, VERSION)
         deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))")
         with live.Puppet(pod / "c1") as late:  # since the pod was prepared
-            eviction = Eviction(victim, 30, 0)
+            eviction = Eviction.begun(victim, 30, 0)
             assert deaf.answer() == "asked"
             assert obedient.wait() == late.wait() == -signal.SIGTERM
         due = eviction.kill_at_ns
@@ -171,7 +171,7 @@ def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
 def test_a_grace_may_be_cut_short(pod: Path) -> None:
     with live.Puppet(pod / "c2") as deaf:
         deaf.do("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-        eviction = Eviction(prepared(pod, VERSION), 30, 0)
+        eviction = Eviction.begun(prepared(pod, VERSION), 30, 0)
         assert eviction.deadline_ns() == eviction.signalled_ns + PATIENT_NS
         eviction.hurry()
         eviction.hurry()
@@ -193,7 +193,7 @@ def frozen(pod: Path) -> Iterator[Eviction]:
     """A pod that was killed, and cannot run."""
     with live.Puppet(pod / "c2") as puppet, live.freezer() as freezer:
         live.freeze(freezer, puppet.pid)
-        eviction = Eviction(prepared(pod, VERSION), 0, 64 * live.MIB)
+        eviction = Eviction.begun(prepared(pod, VERSION), 0, 64 * live.MIB)
         yield eviction
         (freezer / "freezer.state").write_text("THAWED")
         finish(eviction)
@@ -223,7 +223,7 @@ def test_a_pod_that_waits_for_a_cpu_is_waited_for(pod: Path, monkeypatch: pytest
         victim.tell("while True: pass")
         live.until(lambda: wants_cpu([victim.pid]), "the victim to be at work")
         monkeypatch.setattr(Victim, "kill", lambda _: None)
-        eviction = Eviction(ready, 0, 64 * live.MIB)
+        eviction = Eviction.begun(ready, 0, 64 * live.MIB)
         killed = eviction.killed_ns
         for ns in (STUCK_NS + 1, STUCK_NS + 2, 2 * STUCK_NS + 3, STARVED_NS):
             assert eviction.stuck(64 * live.MIB, killed + ns) == ""
@@ -237,6 +237,6 @@ def test_a_pod_whose_cgroup_vanished(pod: Path) -> None:
     inner = cgroupfs.make(pod / "pod")
     victim = prepared(inner, VERSION)
     inner.rmdir()
-    eviction = Eviction(victim, 0, 0)
+    eviction = Eviction.begun(victim, 0, 0)
     assert eviction.step(0)
     victim.close()

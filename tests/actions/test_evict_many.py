@@ -62,7 +62,7 @@ def test_nobody_survives_because_there_are_more_than_descriptors(
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
     victim = crowd(50)
     assert len(victim.pidfds) <= 8
-    eviction = Eviction(victim, 0, 0)
+    eviction = Eviction.begun(victim, 0, 0)
     finish(eviction)
     assert pids_below(pod) == set()
     assert len(eviction.pids) == 51
@@ -70,7 +70,7 @@ def test_nobody_survives_because_there_are_more_than_descriptors(
 
 @pytest.mark.once
 def test_a_pod_of_5000_processes_dies_to_the_last(pod: Path, crowd: Crowd) -> None:
-    finish(Eviction(crowd(5000), 0, 0))
+    finish(Eviction.begun(crowd(5000), 0, 0))
     assert pids_below(pod) == set()
 
 
@@ -80,7 +80,7 @@ def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Pa
         parent.do(f"open('{pod}/c1/cgroup.procs', 'w').write('0'); exec({HOPS!r})")
         (pod.parent / "cgroup.procs").write_text(str(parent.pid))
         live.until(lambda: len(pids_below(pod)) > 5, "some of them")
-        eviction = Eviction(prepared(pod, BY_PIDFDS), 0, 0)
+        eviction = Eviction.begun(prepared(pod, BY_PIDFDS), 0, 0)
         deadline = time.monotonic() + live.TIMEOUT_S
         while not eviction.step(0):
             assert time.monotonic() < deadline
@@ -94,7 +94,7 @@ def test_processes_that_are_never_there_any_more_when_they_are_signalled(pod: Pa
 def test_it_is_looked_after_without_a_rest_while_there_are_more(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killer that rests is outrun by a pod that forks; and an empty pod gets its rest."""
     monkeypatch.setattr("monitor.actions.victim.MAX_PIDFDS", 8)
-    eviction = Eviction(crowd(20), 0, 0)
+    eviction = Eviction.begun(crowd(20), 0, 0)
     assert eviction.deadline_ns() <= eviction.signalled_ns
     finish(eviction)
     eviction.victim.refresh()
@@ -111,7 +111,7 @@ def test_the_rings_are_read_between_thousands_of_signals(crowd: Crowd, monkeypat
     victim.kill()
     assert len(victim._signalled) == _AT_ONCE
     assert victim.unfinished
-    finish(Eviction(victim, 0, 0))
+    finish(Eviction.begun(victim, 0, 0))
 
 
 def test_descriptors_are_opened_for_so_many_at_a_time(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_descriptors_are_opened_for_so_many_at_a_time(crowd: Crowd, monkeypatch:
         victim.refresh()
         assert len(victim.pidfds) <= before + 8
     assert len(victim.pidfds) == 21
-    finish(Eviction(victim, 0, 0))
+    finish(Eviction.begun(victim, 0, 0))
 
 
 def test_a_pod_of_ordinary_size_is_looked_at_as_a_whole_however_slow_that_is(
@@ -158,7 +158,7 @@ def test_a_pod_of_thousands_of_cgroups_is_looked_at_in_parts(pod: Path, monkeypa
         assert looks > 60
         assert set(victim.pidfds) == {one.pid, other.pid, third.pid}
         with live.Puppet(pod / "c1/n20") as late:
-            eviction = Eviction(victim, 0, 0)
+            eviction = Eviction.begun(victim, 0, 0)
             while not eviction.step(0):
                 eviction.looked(7, 10**9)
                 assert eviction.deadline_ns() in (7, 7 + 4 * 10**9), "no rest before it was looked at as a whole"
@@ -192,7 +192,7 @@ def test_a_process_that_may_not_open_so_many_descriptors_kills_all_the_same(pod:
         victim.refresh()
         assert 0 < len(victim.pidfds) < 60
         os.close(os.open("/dev/null", os.O_RDONLY))
-        eviction = Eviction(victim, 0, 0)
+        eviction = Eviction.begun(victim, 0, 0)
         finish(eviction)
     assert pids_below(pod) == set()
 
@@ -206,7 +206,7 @@ def test_processes_in_cgroups_deeper_than_a_path_is_long(pod: Path) -> None:
         held = descriptors(pod)
         assert pids_below(pod) == {buried.pid, other.pid}
         assert descriptors(pod) == held
-        finish(Eviction(prepared(pod, BY_PIDFDS), 0, 0))
+        finish(Eviction.begun(prepared(pod, BY_PIDFDS), 0, 0))
         assert buried.wait() == other.wait() == -9
 
 

@@ -32,7 +32,7 @@ child = subprocess.Popen(["sleep", "1000"])
 victim = Victim("uid", pod, int(sys.argv[2]))
 victim.refresh()
 assert victim.spared >= {os.getpid(), os.getppid()}, (victim.spared, os.getpid(), os.getppid())
-eviction = Eviction(victim, 0, 0)
+eviction = Eviction.begun(victim, 0, 0)
 deadline = time.monotonic() + 60
 while child.poll() is None and time.monotonic() < deadline:
     eviction.step(time.monotonic_ns())
@@ -62,7 +62,7 @@ def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch)
             victim.refresh()
             assert set(victim.pidfds) == {puppet.pid}
             assert victim.spared == listed - {puppet.pid}
-            eviction = Eviction(victim, 0, 0)
+            eviction = Eviction.begun(victim, 0, 0)
             assert puppet.wait() == -signal.SIGKILL
             for _ in range(20):
                 assert not eviction.step(0)  # not empty, and it never signals what is left
