@@ -114,15 +114,20 @@ def test_audit_reports_each_difference_once_and_writes_nothing(cgroup: Path, sle
     assert (scores.mismatches, scores.written) == (1, 0)
 
 
-def test_many_new_processes_cost_one_look_and_rarer_ones_of_a_large_pod(
-    cgroup: Path, sleeper: Sleeper, log: LogLines, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("lost", [False, True])
+def test_many_new_processes_and_lost_events_cost_one_look_and_rarer_ones_of_a_large_pod(
+    cgroup: Path, sleeper: Sleeper, log: LogLines, monkeypatch: pytest.MonkeyPatch, lost: bool
 ) -> None:
+    """The process connector loses some in every read of a storm, and each time 110 pods were searched."""
     scores = make_scores(False, log)
     scores.set_pod(found(cgroup, {"main": cgroup}))
     settle(scores)
     pid = sleeper(cgroup)
     for _ in range(1000):
-        scores.on_process(os.getpid(), cgroupfs.cgroup_id(cgroup))
+        if lost:
+            scores.look_at_all_soon()
+        else:
+            scores.on_process(os.getpid(), cgroupfs.cgroup_id(cgroup))
     assert log.lines == []
     assert settle(scores) == 1
     assert [fields["pid"] for _, _, fields in log.lines] == [pid]
@@ -146,19 +151,6 @@ def test_all_processes_of_a_pod_are_looked_at_some_in_each_turn(
         scores.settle()
         done.append([pid for pid in pids if read(pid) == 1000])
     assert done == [pids[:2], pids[:4], pids]
-
-
-def test_lost_events_of_processes_have_everybody_looked_at_once(cgroup: Path, sleeper: Sleeper, log: LogLines) -> None:
-    """The process connector loses some in every read of a storm, and each time 110 pods were searched."""
-    scores = make_scores(False, log)
-    scores.set_pod(found(cgroup, {"main": cgroup}))
-    settle(scores)
-    pid = sleeper(cgroup)
-    for _ in range(1000):
-        scores.look_at_all_soon()
-    assert log.lines == []
-    assert settle(scores) == 1
-    assert [fields["pid"] for _, _, fields in log.lines] == [pid]
 
 
 def test_a_pod_without_values_is_not_walked(cgroup: Path, log: LogLines, monkeypatch: pytest.MonkeyPatch) -> None:

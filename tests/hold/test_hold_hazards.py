@@ -99,14 +99,3 @@ def test_the_monitors_own_cgroup_is_never_held(held: Stand) -> None:
     done = run(sys.executable, "-c", script, held.state, held.pod, env=live.environment(), check=True)
     assert done.stdout.strip() == "outrace or what started it runs in it||None|False"
     assert held.files() == before
-
-
-def test_a_pod_whose_files_cannot_be_opened_is_not_held_and_has_a_problem(held: Stand, tmp_path: Path) -> None:
-    gone = held.any_brake(cgroup=held.node / "gone")
-    assert gone.problem == f"{held.node}/gone: No such file or directory"
-    assert (gone.kind, gone.apply(MIB), gone.release(), gone.usage()) == ("", None, [], None)
-    gone.close()
-    cgroupfs.make(held.node / "gone")
-    gone.refresh()  # it came late
-    assert gone.problem == ""
-    gone.close()

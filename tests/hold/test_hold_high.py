@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
-from monitor.actions.changes import BrakeFile
 from monitor.hold import pod_brake
 from monitor.hold.pod_brake import ROOM, PodBrake
 from tests.hold.plain import MIB, PlainPod
@@ -45,16 +43,6 @@ class Story:
     def another_program_writes_1_mib(self) -> None:
         self.pod.high = str(MIB)
 
-    def another_program_writes_100_mib(self) -> None:
-        self.pod.high = str(100 * MIB)
-
-    def the_cgroup_is_made_anew(self) -> None:
-        os.removexattr(self.pod.path, self.pod.journal.attribute)
-        self.pod.high = OWN
-
-    def the_next_start_undoes(self) -> None:
-        self.pod.undo()
-
     def another_hot_process_goes_on(self) -> None:
         self.pod.brake_of_the_next()
 
@@ -68,14 +56,9 @@ STORIES = {
     "a pod that is to cross the line has its own value": [
         (S.hold, SET), (S.let_cross_the_line, OWN), (S.the_pod_grows, OWN), (S.hold, SET_80), (S.release, OWN),
     ],
-    "a lower value of another program stays": [
+    "a value of another program stays": [
         (S.hold, SET), (S.another_program_writes_1_mib, str(MIB)), (S.release, str(MIB)),
     ],
-    "a higher value of another program stays": [
-        (S.hold, SET), (S.another_program_writes_100_mib, str(100 * MIB)), (S.release, str(100 * MIB)),
-    ],
-    "a cgroup that is made anew is left alone": [(S.hold, SET), (S.the_cgroup_is_made_anew, OWN), (S.release, OWN)],
-    "undone by the next start": [(S.hold, SET), (S.the_next_start_undoes, OWN)],
     "gone on with": [
         (S.hold, SET), (S.the_pod_grows, SET), (S.another_hot_process_goes_on, SET), (S.hold, SET), (S.release, OWN),
     ],
@@ -101,15 +84,3 @@ def test_where_nothing_is_reclaimed_for_it_it_is_far_below_the_usage(
     brake = pod.brake()
     assert brake.apply(96 * MIB) is not None
     assert pod.high == str(32 * MIB)
-
-
-def test_a_lower_value_of_the_pods_own_is_never_written(pod: PlainPod, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod.high = str(MIB)
-    written: list[str] = []
-    real = BrakeFile.write
-    monkeypatch.setattr(BrakeFile, "write", lambda f, v: (written.append(f.file), real(f, v))[1])
-    brake = pod.brake()
-    assert brake.apply(96 * MIB) is not None
-    pod.close()
-    assert "memory.max" in written
-    assert "memory.high" not in written

@@ -104,6 +104,9 @@ def test_a_cgroup_that_is_gone(held: Stand) -> None:
     assert {fate for _, fate in brake.release()} <= {"vanished", RESTORED}
     assert brake.apply(40 * MIB) is None
     assert brake.problem == "its cgroup is gone"
+    brake.refresh()
+    assert brake.problem == f"{held.pod}: No such file or directory"
+    assert (brake.kind, brake.apply(MIB), brake.release(), brake.usage()) == ("", None, [], None)
     cgroupfs.make(held.pod)
     brake.refresh()
     assert brake.problem == ""
