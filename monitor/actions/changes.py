@@ -27,8 +27,7 @@ RESTORED, UNCHANGED, FOREIGN, VANISHED, UNSEEN = "restored", "unchanged", "forei
 
 class Change(NamedTuple):
     """``path``: directory of a cgroup; ``file`` in it was ``old``, and ``written`` is what was (or was about to be)
-    written, newest last. ``identity`` differs from that of later cgroups of the same path. ``uid``: of the pod;
-    ``why``: in a few words.
+    written, newest last. ``identity`` differs from that of later cgroups of the same path. ``uid``: of the pod.
     """
 
     path: str
@@ -37,7 +36,6 @@ class Change(NamedTuple):
     old: str
     written: tuple[str, ...]
     uid: str
-    why: str
 
 
 #: The only files that a note may name (root writes what a note says), in the order in which they are put back. A pod

@@ -41,8 +41,8 @@ HOT, SIDE, RELAX, MARKS, SCORES = "", "-side", "-relax", "-marks", "-scores"
 ROLES = (HOT, SIDE, RELAX, MARKS, SCORES)
 #: Of processes, not of files of the cgroup.
 OF_PROCESSES = (MARKS, SCORES)
-#: Why something is changed.
-HELD, SOFT, STALL = "hold", "soft brake", "stall"
+#: Why something is changed, by what the note is of.
+WHY = {HOT: "hold", SIDE: "soft brake", RELAX: "stall", MARKS: "victim", SCORES: "QoS"}
 #: Why nothing can be noted, until it is undone. (No pod writes these attributes.)
 LEFT = "what an earlier daemon changed is not undone"
 #: What a note that says something else raises.
@@ -106,7 +106,7 @@ class Ledger:
     """Writes down what one process (``role``) of the daemon on ``state_dir`` is about to change."""
 
     def __init__(self, state_dir: Path, role: str = HOT) -> None:
-        self.attribute = attribute_of(state_dir, role)
+        self.role, self.attribute = role, attribute_of(state_dir, role)
         self._owner = this_daemon()
 
     def obstacle(self, directory: int) -> str:
@@ -151,10 +151,10 @@ _TRIES = 8
 
 
 class BrakeLedger:
-    """Of one pod. ``why``: `HELD`, `SOFT`, `STALL`."""
+    """Of one pod."""
 
-    def __init__(self, uid: str, journal: Ledger, why: str = HELD) -> None:
-        self._uid, self._journal, self._why = uid, journal, why
+    def __init__(self, uid: str, journal: Ledger) -> None:
+        self._uid, self._journal = uid, journal
         #: Descriptor of the pod's cgroup, which has the note.
         self.directory = -1
         self.files: dict[str, BrakeFile] = {}
@@ -215,7 +215,7 @@ class BrakeLedger:
             old, written = before.old, (now,) if now not in (before.old, value) else ()
         elif now == value:
             return None
-        return Change(str(file.path), file.file, file.identity, old, (*written, value), self._uid, self._why)
+        return Change(str(file.path), file.file, file.identity, old, (*written, value), self._uid)
 
     def _with_own_value(self, change: Change, others: Sequence[str]) -> Change:
         """The change with the pod's own value as the old one, where that is what one of these processes wrote."""
@@ -272,7 +272,8 @@ class BrakeLedger:
         if not self.changes:
             self._journal.forget(self.directory)
             return
-        ordered = [self.changes[name]._asdict() for name in FILES if name in self.changes]
+        why = {"why": WHY[self._journal.role]}  # outrace 0.2 reads it
+        ordered = [self.changes[name]._asdict() | why for name in FILES if name in self.changes]
         self._journal.note(self.directory, {"since_ns": self.since_ns, "changes": ordered})
 
     def close(self) -> None:

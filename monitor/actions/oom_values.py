@@ -351,20 +351,16 @@ def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]
     In a container with raised processes a new one is raised if its value is no lower than theirs were: else it
     would die after them.
     """
-    raised = {container: max(values) for container, values in _by_container(before).items()}
-    apart = {container for container, values in _by_container(found).items() if len(values) > 1}
+    raised, apart = dict[int, int](), dict[int, set[int]]()
+    for container, value in before:
+        raised[container] = max(value, raised.get(container, value))
+    for container, value in found:
+        apart.setdefault(container, set()).add(value)
 
     def may(container: int, value: int) -> bool:
-        return value >= raised[container] if container in raised else container not in apart
+        return value >= raised[container] if container in raised else len(apart[container]) == 1
 
     return may
-
-
-def _by_container(values: Iterable[tuple[int, int]]) -> dict[int, set[int]]:
-    found: dict[int, set[int]] = {}
-    for container, value in values:
-        found.setdefault(container, set()).add(value)
-    return found
 
 
 def seen_now(started: int, is_now: int, should: int, pod: Path, cgroup: str) -> Seen:

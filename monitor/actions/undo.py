@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from monitor.actions.changes import UNSEEN, Change, undone
 from monitor.actions.ledger import (
-    MARKS,
     OF_PROCESSES,
     ROLES,
+    WHY,
     WRONG,
     Noted,
     OnProblem,
@@ -43,10 +43,10 @@ def undo(
     roles: Collection[str] = ROLES,
     spared: str | None = None,
     paths: Iterable[Path] | None = None,
-) -> Iterator[tuple[Change, str]]:
-    """Undoes the notes of dead processes: each change, and what became of it. ``ended``: attributes whose processes the
-    caller knows to have ended, but for the process ``spared``; a note whose process is seen to live stays: a state dir
-    in a container has the same path. ``roles``, ``paths``: only these. Raises MonitorError.
+) -> Iterator[tuple[Change, str, str]]:
+    """Undoes the notes of dead processes: each change, of `WHY`, and what became of it. ``ended``: attributes whose
+    processes the caller knows to have ended, but for the process ``spared``; a note whose process is seen to live
+    stays: a state dir in a container has the same path. ``roles``, ``paths``: only these. Raises MonitorError.
     """
     notes = (one for path in paths or () for one in noted_at(path, on_problem))
     for one in noted(hierarchy.root, on_problem) if paths is None else notes:
@@ -55,7 +55,8 @@ def undo(
         if one.role not in roles or one.owner == spared or not has_ended:
             continue
         problems = list[str]()
-        yield from (_undo_values if one.role in OF_PROCESSES else _undo_files)(one, problems.append)
+        for change, fate in (_undo_values if one.role in OF_PROCESSES else _undo_files)(one, problems.append):
+            yield change, WHY[one.role], fate
         for problem in filter(None, problems):
             on_problem(problem)
         if not problems:
@@ -80,9 +81,9 @@ def undo_left(
 
     try:
         ended = attributes_of(state_dirs, roles)
-        for one, outcome in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared, paths):
+        for one, why, outcome in undo(hierarchy or cgroupfs.detect(), on_problem, ended, roles, spared, paths):
             fields = {"cgroup": one.path, "file": one.file, "value": one.old, "uid": one.uid}
-            log("info", "a change of an earlier daemon is undone", **fields, outcome=outcome, was_for=one.why)
+            log("info", "a change of an earlier daemon is undone", **fields, outcome=outcome, was_for=why)
             found.append(one)
     except (MonitorError, OSError) as error:
         log("error", "changes of an earlier daemon cannot be looked for", problem=str(error))
@@ -120,7 +121,6 @@ def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[tuple[Change, st
         on_problem(wrong(one.path, one.attribute, error))
     else:
         outcome = f"{what.restored} processes set back"
-        why = "victim" if one.role == MARKS else "QoS"
-        yield Change(str(one.path), "oom_score_adj", mark.identity, "", (), mark.uid, why), outcome
+        yield Change(str(one.path), "oom_score_adj", mark.identity, "", (), mark.uid), outcome
         if not what.complete:
             on_problem(f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back")

@@ -108,8 +108,8 @@ def _undo(state_dirs: list[Path]) -> list[str]:
         hierarchy = cgroupfs.detect()
     except MonitorError:
         return []  # no pod is to be seen from here
-    for one, outcome in undo(hierarchy, problems.append, attributes_of(state_dirs)):
-        click.echo(f"{one.path}/{one.file} ({one.why}): {outcome}", err=True)
+    for one, why, outcome in undo(hierarchy, problems.append, attributes_of(state_dirs)):
+        click.echo(f"{one.path}/{one.file} ({why}): {outcome}", err=True)
     return problems
 
 

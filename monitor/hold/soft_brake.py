@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from monitor.actions.ledger import SOFT, BrakeLedger, Ledger
+from monitor.actions.ledger import BrakeLedger, Ledger
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.wire import PAGE
@@ -31,7 +31,7 @@ class SoftBrake:
         #: memory.high that is in force, bytes; 0: none of this brake.
         self.high = 0
         self._cgroup = cgroup
-        self._changes = BrakeLedger(uid, ledger, SOFT)
+        self._changes = BrakeLedger(uid, ledger)
         if cgroup.exists() and not (cgroup / TASKS).exists():
             raise MonitorError(f"{cgroup} has no {TASKS}: a pod that forks would get around the brake", "")
         if obstacle := self._changes.open(cgroup, HIGH, TASKS):

@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from monitor.actions.changes import FOREIGN, RESTORED
-from monitor.actions.ledger import RELAX, STALL, BrakeLedger, Ledger
+from monitor.actions.ledger import RELAX, BrakeLedger, Ledger
 from monitor.errors import MonitorError
 from monitor.kernel import limits
 from monitor.kernel.wire import PAGE
@@ -169,7 +169,7 @@ class Relaxing:
     def _open(self, uid: str, name: str, cgroup: Path, now_ns: int) -> _Raised:
         """Raises OSError or MonitorError."""
         put_back_ns, last_ns = self._last.get(cgroup, (0, 0))
-        ledger = BrakeLedger(uid, self._ledger, STALL)
+        ledger = BrakeLedger(uid, self._ledger)
         if obstacle := ledger.open(cgroup, HIGH):
             ledger.close()
             raise MonitorError(obstacle)
@@ -179,14 +179,9 @@ class Relaxing:
         """False: another program has just written it, or another process of outrace has changed limits of the pod, such
         as a hold. Raises OSError or MonitorError.
         """
-        ledger = one.ledger
-        if self._ledger.others(pod):
+        if self._ledger.others(pod) or one.ledger.files[HIGH].read() != str(own):
             return False
-        change = ledger.change(HIGH, str(high))
-        if change is None or ledger.files[HIGH].read() != str(own):
-            return False
-        ledger.expect({HIGH: change})
-        ledger.write({HIGH: change})
+        one.ledger.put({HIGH: str(high)})
         return True
 
     def _put_back(self, one: _Raised, now_ns: int) -> None:

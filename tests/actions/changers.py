@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from monitor.actions.ledger import RELAX, SIDE, SOFT, STALL, BrakeLedger, Ledger, this_daemon
+from monitor.actions.ledger import RELAX, SIDE, BrakeLedger, Ledger, this_daemon
 from monitor.actions.oom_values import MarkJournal, ScoreNotes, seen_now
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
 from monitor.hold.soft_brake import SoftBrake
@@ -49,7 +49,7 @@ def limit(state: Path, pod: Path) -> Callable[[], object]:
     """The helper process changes the files that a hold changes."""
     version = cgroupfs.detect().version
     names = [files[0 if version == 2 else 1] for files in (LIMIT_FILES, COMPANIONS)]
-    changes = BrakeLedger("uid", Ledger(state, SIDE), SOFT)
+    changes = BrakeLedger("uid", Ledger(state, SIDE))
     assert changes.open(pod, *names) == ""
     changes.put({names[1]: "1", names[0]: str(40 * MIB)})
     return changes.put_back
@@ -86,7 +86,7 @@ def soften(state: Path, pod: Path) -> Callable[[], object]:
 
 def relax(state: Path, pod: Path) -> Callable[[], object]:
     """For a stall: memory.high is raised from what it is."""
-    changes = BrakeLedger("uid", Ledger(state, RELAX), STALL)
+    changes = BrakeLedger("uid", Ledger(state, RELAX))
     assert changes.open(pod, "memory.high") == ""
     now = changes.files["memory.high"].read()
     changes.put({"memory.high": str((80 if now == "max" else int(now) // MIB + 8) * MIB)})

@@ -27,4 +27,4 @@ def test_what_a_cgroup_namespace_hides_is_not_gone(tmp_path: Path, top: set[str]
         (mount / name).touch()
     (mount / "kubepods/cgroup.procs").touch()
     for below, expected in (("kubepods/besteffort/pod", fate), ("kubepods/pod", VANISHED)):
-        assert undone(Change(str(mount / below), "memory.max", "inode 1", "max", ("1",), "uid", "hold")) == expected
+        assert undone(Change(str(mount / below), "memory.max", "inode 1", "max", ("1",), "uid")) == expected

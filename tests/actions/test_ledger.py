@@ -31,13 +31,13 @@ pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 def wrong(**values: object) -> bytes:
     """A note that says something else."""
     right = {"path": "/x", "file": LIMIT_FILE, "identity": "inode 1", "old": "1", "written": ["2"]}
-    return json.dumps({"owner": "me", "changes": [{"uid": "", "why": "", **right, **values}]}).encode()
+    return json.dumps({"owner": "me", "changes": [{"uid": "", **right, **values}]}).encode()
 
 
 def undone(held: Stand, problems: list[str] | None = None) -> dict[str, str]:
     """File -> what became of it."""
     found = undo_on(held.state, (problems if problems is not None else list[str]()).append)
-    return {one.file: outcome for one, outcome in found}
+    return {one.file: outcome for one, _, outcome in found}
 
 
 def left_by_a_dead_one(held: Stand, kind: str = AUTO) -> PodBrake:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from monitor.actions.changes import BrakeFile
-from monitor.actions.ledger import BrakeLedger
+from monitor.actions.ledger import HOT, BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, Braked, put_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
@@ -31,7 +31,7 @@ def ledger(own: int = UNLIMITED, version: int = 1) -> BrakeLedger:
     """Of a pod whose limit is ``own`` (bytes), on cgroup v1 or v2."""
     limit, companion = LIMIT_FILES[version % 2], COMPANIONS[version % 2]
     value = "max" if version == 2 and own == UNLIMITED else str(own)
-    journal = SimpleNamespace(note=lambda *_: None, forget=lambda _: None, others=lambda _: [])
+    journal = SimpleNamespace(role=HOT, note=lambda *_: None, forget=lambda _: None, others=lambda _: [])
     made = BrakeLedger("u", journal)
     made.files = {limit: StringFile(limit, value), companion: StringFile(companion, "0")}
     return made

@@ -118,7 +118,7 @@ class Stand:
         return sum(cgroupfs.oom_kills(HIERARCHY, path) or 0 for path in (self.node, *cgroupfs.below(self.node)))
 
 
-def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[tuple[Change, str]]:
+def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[tuple[Change, str, str]]:
     """As the next start on this state dir does."""
     return list(undo(HIERARCHY, on_problem, attributes_of([state_dir])))
 

@@ -128,7 +128,7 @@ def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
     assert brake.apply(64 * MIB) is not None
     with nested(cgroupfs.make(held.node / "other")):
         problems = list[str]()
-        assert {outcome for _, outcome in undo_on(held.state, problems.append)} == {RESTORED}
+        assert {outcome for *_, outcome in undo_on(held.state, problems.append)} == {RESTORED}
         assert problems == []
         assert not held.noted()
 
