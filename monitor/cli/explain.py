@@ -14,7 +14,7 @@ from monitor.cli.options import as_settled, node_options, resolve_here, with_dis
 from monitor.cli.output import Columns, amount_of, emit, format_bytes, output_option, table, table_lines, yaml_lines
 from monitor.cli.top_frame import Node, threshold_row
 from monitor.cli.top_screen import held_lines, suspension_lines
-from monitor.errors import ConfigError, MonitorError
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, disks
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.disks import Disks
@@ -36,11 +36,10 @@ Data = Mapping[str, Any]
 
 @click.command()
 @click.argument("pod", required=False, metavar="[NS/POD]")
-@click.option("--signal", metavar="SIGNAL", help="Rank for this signal of memory. [the one met, else memory.available]")
 @node_options
 @no_daemon_option
 @output_option
-def explain(pod: str | None, signal: str | None, no_daemon: bool, output: str, **settings: Any) -> None:
+def explain(pod: str | None, no_daemon: bool, output: str, **settings: Any) -> None:
     """Show which pod would be evicted next and why; with NS/POD (a uid, or a unique name), why this one or why not.
 
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
@@ -49,12 +48,8 @@ def explain(pod: str | None, signal: str | None, no_daemon: bool, output: str, *
     found = choose_daemon(settings, no_daemon)
     resolved = resolved_again(found.config) if found is not None else resolve_here(settings)
     config = as_settled(resolved.config)
-    rules = config.pass_config().era
-    known = (*MEMORY_SIGNALS.intersection(rules.signals), *signals.OWN_SIGNALS)
-    if signal is not None and signal not in known:
-        raise ConfigError(f"--signal: {signal} is no signal of memory", f"name one of {', '.join(sorted(known))}")
     with closing(Node(config, found)) as node:
-        seen = look(node, signal)
+        seen = look(node)
     answer = {
         "time": seen.frame["time"],
         "source": seen.frame["source"],
@@ -96,7 +91,8 @@ def label(pod: Pod) -> str:
 @dataclass(frozen=True)
 class Situation:
     """The node as it is now. ``summary`` has what was measured, ``result`` what a first pass of a fresh daemon decides
-    on it (a soft threshold begins its grace there), ``order`` the pods as ranked for ``signal``. ``frame`` is `top`'s;
+    on it (a soft threshold begins its grace there), ``signal`` the one of memory that it acts on, ``order`` the pods as
+    ranked for any signal of memory. ``frame`` is `top`'s;
     ``held`` are the conditions of the daemon that answered, None without one.
     """
 
@@ -118,12 +114,8 @@ class Situation:
         return sorted(self.result.outcome.conditions)
 
 
-def look(node: Node, signal: str | None) -> Situation:
-    """Measure the node and let the policy pass over it.
-
-    ``signal`` None is the one a pass would act on, else one that waits for its grace, else ``memory.available``.
-    Raises MonitorError.
-    """
+def look(node: Node) -> Situation:
+    """Measure the node and let the policy pass over it. Raises MonitorError."""
     config, found_disks = with_disks(node.config)
     frame, source = node.frame(), node.source
     measured = {pod["uid"] for pod in frame["pods"]}
@@ -134,16 +126,14 @@ def look(node: Node, signal: str | None) -> Situation:
     summary = Summary({"pods": stats})
     summary.observations |= _observe(frame, found_disks)
 
-    def ranked(signal: str) -> list[Ranked]:
-        return rank_pods(signal, pods, summary.pods, rules.layout, rules.era)
+    order = rank_pods(MEMORY, pods, summary.pods, rules.layout, rules.era)
 
-    def order(signal: str) -> list[Candidate]:  # what a pod has on a disk is not measured here
-        return [one.candidate for one in ranked(signal)] if signal in MEMORY_SIGNALS else []
+    def ranked(signal: str) -> list[Candidate]:  # what a pod has on a disk is not measured here
+        return [one.candidate for one in order] if signal in MEMORY_SIGNALS else []
 
-    result = run_pass(rules, State(), summary.observations, 0, order)
+    result = run_pass(rules, State(), summary.observations, 0, ranked)
     acting = (result.outcome.starved, *result.outcome.observed)
-    memory = (t.signal for t in acting if t is not None and t.signal in MEMORY_SIGNALS)
-    signal = signal or next(memory, MEMORY)
+    signal = next((t.signal for t in acting if t is not None and t.signal in MEMORY_SIGNALS), MEMORY)
     problems = [*source.problems, *filter(None, (source.unlisted_text(),))]
     if unknown := [f"{pod['namespace']}/{pod['name']}" for pod in frame["pods"] if pod["uid"] not in found]:
         also = f"the daemon also knows {', '.join(unknown)}, left out here"
@@ -151,7 +141,7 @@ def look(node: Node, signal: str | None) -> Situation:
     held = None
     if node.daemon is not None and frame["source"].startswith("daemon "):
         held = tuple(sorted(node.daemon.info.conditions))
-    return Situation(config, rules, node, frame, found, summary, result, signal, ranked(signal), held, problems)
+    return Situation(config, rules, node, frame, found, summary, result, signal, order, held, problems)
 
 
 def _observe(frame: Data, found: Disks) -> dict[str, Observation]:

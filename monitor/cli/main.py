@@ -78,6 +78,7 @@ GONE = {
         for name in ("policy", *(f"eviction-{key}" for key in ("hard", "soft", "soft-grace-period", "minimum-reclaim")))
     },
     "outrace reserve --growth": _RESERVE,
+    "outrace explain --signal": "`outrace explain` without it: the order is the same for every signal of memory",
     "outrace report": "`outrace incidents list --since 7d`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency` without it",

@@ -154,9 +154,8 @@ def test_pods_known_by_their_cgroups_alone() -> None:
     [
         (["lab/burstible"], 1, ("no pod 'lab/burstible'", "pods are lab/burstable")),
         (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
-        (["--signal", "memory"], 2, ("--signal: memory is no signal of memory", "memory.available")),
+        (["--signal", "x"], 2, ("`outrace explain --signal` is gone: use `outrace explain` without it",)),
         (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9'", "kubelet-1.17")),
-        (["--signal", "nodefs.available"], 2, ("nodefs.available is no signal of memory", "memory.available")),
         (["--nodefs", "/nowhere"], 2, ("--nodefs /nowhere",)),
         (["--enforce"], 2, ("No such option",)),
     ],
