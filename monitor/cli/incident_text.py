@@ -27,10 +27,9 @@ Json = Mapping[str, Any]
 
 def describe(step: Json) -> str:
     """What happened in a step; a kind that is not known as its name and its fields."""
-    text, more = _TEXTS.get(step["what"]), _MORE.get(step["what"])
-    if text is not None:
+    if (text := _TEXTS.get(step["what"])) is not None:
         try:
-            return _fill(text if isinstance(text, str) else text(step), {**step, **(more(step) if more else {})})
+            return _fill(text if isinstance(text, str) else text(step), step)
         except KeyError:
             pass  # of another version: by its fields, then
     fields = [f"{key} {value}" for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
@@ -39,7 +38,7 @@ def describe(step: Json) -> str:
 
 class _Formatter(string.Formatter):
     def format_field(self, value: Any, spec: str) -> str:
-        made = {"bytes": format_bytes, "time": format_ms}.get(spec)
+        made = _KINDS.get(spec)
         return str(format(value, spec)) if made is None else made(value)
 
 
@@ -48,9 +47,7 @@ _OPTIONAL = re.compile(r"\[([^\]{]*\{(\w+)[^\]]*)\]")
 
 
 def _fill(text: str, step: Json) -> str:
-    """The text with fields of the step; `{usage:bytes}` for sizes, `{ms:time}` for milliseconds. KeyError for a field
-    that the step does not have.
-    """
+    """The text with fields of the step, as `_KINDS` shows them. KeyError for a field that the step does not have."""
     text = _OPTIONAL.sub(lambda part: part[1] if step.get(part[2]) not in (None, "") else "", text)
     return _Formatter().vformat(text, (), step)
 
@@ -66,7 +63,7 @@ def _decided(step: Json) -> str:
 def _refused(step: Json) -> str:
     refuses = "a PodDisruptionBudget keeps" if step["budget"] else "the API server does not evict"
     then = "[; {instead} is evicted instead]" if step["instead"] else "; nobody is evicted"
-    return f"{refuses} {{names}}: {{problem}}{then}"
+    return f"{refuses} {{pods:names}}: {{problem}}{then}"
 
 
 def _name_of(signal: int) -> str:
@@ -106,7 +103,7 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
         "[; killed below {second_line:bytes}]" + _LEFT_OUT
     ),
     "pod_released": (
-        "{pod} is not held any more ({why}) after {took}; it grew {grew:bytes}"
+        "{pod} is not held any more ({why}) after {held_ms:span}; it grew {grew:bytes}"
         "[; the kubelet evicted {instead} instead]" + _LEFT_OUT
     ),
     "stalled": lambda step: (
@@ -116,7 +113,7 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
         if step.get("high")
         else "{pod} waits for memory, {share:.0%} of the time; it lacks {lacks:bytes} ({why}[, {cause}])[: {over}]"
     ),
-    "signalled": "{signal_name} sent to {pod}",
+    "signalled": "{signal:signal} sent to {pod}",
     "gone": "nobody is left of {pod}[; it gave back {freed:bytes}]",
     "reported_evicted": "the API server reports {pod} as Evicted by the kubelet: {message}",
     "clear": "{kind} threshold clear again ({signal})",
@@ -128,19 +125,11 @@ _TEXTS: dict[str, str | Callable[[Json], str]] = {
     "checked": lambda step: f"{{source}} {'confirms it' if step['agrees'] else 'DISAGREES'}: {{detail}}",
     "lost": "{count} events of kind {of} were lost",
     "more": "... {count} more: {of}",
-    "grew": "{grower} had grown by {bytes:bytes} in {in_s:g} s",
+    "grew": lambda step: f"{{{'pod' if step.get('pod') else 'domain'}}} had grown by {{bytes:bytes}} in {{in_s:g}} s",
     "cache_activated": (
         "page cache had become active in {domain}: active {active_file:bytes}, inactive {inactive_file:bytes}"
     ),
 }
-#: What these texts have beside the fields of the step.
-_MORE: dict[str, Callable[[Json], Json]] = {
-    "refused": lambda step: {"names": ", ".join(step["pods"])},
-    "pod_released": lambda step: {"took": span(step["held_ms"] * 1e6)},
-    "signalled": lambda step: {"signal_name": _name_of(step["signal"])},
-    "grew": lambda step: {"grower": step.get("pod") or step["domain"]},
-}
-
 #: Steps of one kind in a row beyond which the middle ones become one line, and how many stay at its ends.
 _FOLD = 6
 _ENDS = 2
@@ -172,6 +161,16 @@ def format_margin(incident: Json) -> str:
     parts = [format_bytes(size)] if size is not None else []
     parts += [format_ms(ms)] if ms is not None else []
     return ", ".join(parts) or "-"
+
+
+#: How a field is shown, by what follows its name and a colon.
+_KINDS: dict[str, Callable[[Any], str]] = {
+    "bytes": format_bytes,
+    "time": format_ms,
+    "span": lambda ms: span(ms * 1e6),
+    "signal": _name_of,
+    "names": ", ".join,
+}
 
 
 # the list
@@ -239,37 +238,21 @@ def sections(incident: Json) -> Iterator[tuple[str, list[str]]]:
         yield "Advice", [incident["advice"]]
 
 
-_PROCESS = "{comm} (pid {pid})[ of {pod}]"
-
-
 def _who(incident: Json) -> str:
     would = "would be evicted" if incident.get("observed") else "evicted"
     by = f" by the {incident['by']}" if incident.get("by") == "kubelet" else ""
-    victims, stall, invoker = incident.get("oom_victims", ()), incident.get("stall"), incident.get("invoker")
-    killed = {victim.get("pod") for victim in victims}
-    twice = [{"pod": name} for name in incident.get("reported_evicted", ()) if name in killed]
-    size = "({rss_bytes:bytes}[, rank {policy_rank} of the policy])"
-    refused, more = incident.get("refused"), len(victims) - _NAMED
-    parts = (
-        (incident.get("evicted", ()), f"{{pod}} {would}{by} (rank {{rank}}, grace {{grace_s:g}} s)"),
-        (
-            [stall] if stall else (),
-            f"{'swap was full' if stall and stall['pod'] == SWAP else '{pod} waited for memory'}"
-            " for {ms:time}[, because of {cause}]",
-        ),
-        (twice, "{pod} is Evicted by the kubelet as the API has it, and was OOM-killed"),
-        (incident.get("holds", ())[:_NAMED], "{pod} held ({reason}, {brake}, {end}, {ms:time})"),
-        ([{"pods": ", ".join(refused)}] if refused else (), "the API server was asked to evict {pods}, and did not"),
-        (victims[:_NAMED], f"{_PROCESS}{{outside}} killed by the OOM killer {size}"),
-        ([{"more": more}] if more > 0 else (), "{more} more processes killed with it"),
-        ([invoker] if invoker else (), f"{_PROCESS} asked for the memory"),
-    )
-    texts = [_fill(text, {**_more_of(one), **one}) for found, text in parts for one in found]
+    evicted, victims = incident.get("evicted", ()), incident.get("oom_victims", ())
+    texts = [_fill(f"{{pod}} {would}{by} (rank {{rank}}, grace {{grace_s:g}} s)", one) for one in evicted]
+    for one in victims[:_NAMED]:
+        pod = "[ of {pod}]" if one.get("pod") else " outside every pod"
+        size = "({rss_bytes:bytes}[, rank {policy_rank} of the policy])"
+        texts.append(_fill(f"{{comm}} (pid {{pid}}){pod} killed by the OOM killer {size}", one))
+    killed = {one.get("pod") for one in victims}
+    twice = (name for name in incident.get("reported_evicted", ()) if name in killed)
+    texts += [f"{name} is Evicted by the kubelet as the API has it, and was OOM-killed" for name in twice]
+    if len(victims) > _NAMED:
+        texts.append(f"{len(victims) - _NAMED} more processes killed with it")
     return "; ".join(texts) or "nobody was evicted or killed"
-
-
-def _more_of(one: Json) -> Json:
-    return {"end": one.get("why") or "and is", "outside": "" if one.get("pod") else " outside every pod"}
 
 
 def _when(incident: Json) -> str:
