@@ -70,6 +70,7 @@ GONE = {
     "outrace bench scenarios --list": "`--only` with any name: the error has all of them",
     "outrace bench forecast": "`predict_linear` on the metrics, as deploy/prometheus/outrace.rules.yml has it",
     "outrace bench signals": "`outrace bench scenarios`",
+    "outrace unload --force": "`outrace unload` after the daemon has ended",
     "outrace unload --strays": "`outrace unload`, with `--state-dir DIR` for one of those that `outrace doctor` lists",
     "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of the directory",
     "outrace incidents advise": _RESERVE,

@@ -32,10 +32,7 @@ _STARTED_AGAIN = ("signal", "core-dump", "watchdog", "oom-kill")
 @click.option(
     "--holds", is_flag=True, help="Only undo what a killed daemon changed in the kernel (systemd: ExecStopPost=)."
 )
-@click.option(
-    "--force", is_flag=True, help="Also pins that a running daemon uses; it keeps its own descriptors until it ends."
-)
-def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
+def unload(state_dir: Path | None, holds: bool) -> None:
     """Remove every BPF program, map and link that outrace pinned, and undo what a killed daemon left behind.
 
     Without its pin a program is detached. Undone are limits, freezes and oom_score_adj of pods.
@@ -45,16 +42,14 @@ def unload(state_dir: Path | None, holds: bool, force: bool) -> None:
     if holds and os.environ.get("SERVICE_RESULT") in _STARTED_AGAIN:
         return
     left: list[str] = []
-    state_dirs = [one for one in known_state_dirs(state_dir) if _is_believed(one, left)]
-    ended = state_dirs if force else stopped(state_dirs)
-    left += _undo(ended)
+    left += _undo(stopped([one for one in known_state_dirs(state_dir) if _is_believed(one, left)]))
     if not holds:
-        _remove_pins(None if state_dir is None else instances.instance_directory(state_dir), force)
+        _remove_pins(None if state_dir is None else instances.instance_directory(state_dir))
     if left:
         raise MonitorError(", ".join(dict.fromkeys(left)), "")
 
 
-def _remove_pins(only: Path | None, force: bool) -> None:
+def _remove_pins(only: Path | None) -> None:
     """Of all instances or ``only`` this one. Raises MonitorError for those that stay."""
     if not (mounts.is_mounted() and pins.ROOT.is_dir()):
         click.echo("nothing is pinned", err=True)
@@ -63,8 +58,7 @@ def _remove_pins(only: Path | None, force: bool) -> None:
     for instance in instances.survey():
         if only not in (None, instance.path):
             continue
-        user = _user(instance)
-        if user and not force:
+        if user := _user(instance):
             busy.append(f"{instance.path} is in use by pid {user}")
             continue
         try:
@@ -74,7 +68,7 @@ def _remove_pins(only: Path | None, force: bool) -> None:
     instances.remove_empty_root()
     if busy:
         rest = f" ({removed} pins of others were removed)" if removed else ""
-        raise MonitorError(f"{', '.join(busy)}{rest}", "stop that daemon first, or give --force")
+        raise MonitorError(f"{', '.join(busy)}{rest}", "stop that daemon first")
     click.echo(f"removed {removed} pins", err=True)
 
 

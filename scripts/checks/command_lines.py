@@ -47,7 +47,7 @@ DEFINED = (
 )
 OTHERS = {
     *("--field-selector", "--raw", "--subresource", "--bound-object-kind"),  # kubectl
-    *("--memory-reservation", "--now", "--prune", "--rm"),  # docker, systemctl, crictl, podman
+    *("--force", "--memory-reservation", "--now", "--prune", "--rm"),  # docker, systemctl, crictl, podman
     *("--scope", "--user"),  # systemd-run, systemctl
     *("--hostname-override", "--cert-dir", "--config-dir", "--oom-score-adj"),  # other flags of a kubelet
     "--node-status-update-frequency",
