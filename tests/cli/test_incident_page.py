@@ -173,18 +173,17 @@ DAMAGES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
-def test_curves_that_are_damaged_are_left_out(damage: dict[str, Any]) -> None:
-    incident = copy.deepcopy(WON)
-    incident["memory"]["curves"][-1] |= damage
-    texts = Skeleton(page(incident)).texts
+def damaged(damage: dict[str, Any]) -> dict[str, Any]:
+    memory = copy.deepcopy(WON["memory"])
+    memory["curves"][-1] |= damage
+    return memory
+
+
+@pytest.mark.parametrize("memory", [*map(damaged, DAMAGES), [], "x", {}, {"lines": [], "curves": [{}]}])
+def test_samples_that_are_damaged_are_left_out(memory: object) -> None:
+    texts = Skeleton(page(WON | {"memory": memory})).texts
     assert [text for text in texts if text.startswith("Its samples are damaged, or")]
     assert WON["summary"] in texts
-
-
-@pytest.mark.parametrize("memory", [[], "x", {}, {"lines": [], "curves": [{}]}], ids=str)
-def test_so_does_what_is_no_memory_at_all(memory: object) -> None:
-    assert "Its samples are damaged" in page(WON | {"memory": memory})
 
 
 def test_a_curve_of_no_threshold_and_no_limit_is_not_drawn() -> None:

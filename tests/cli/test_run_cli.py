@@ -38,6 +38,7 @@ LC_ALL=C sed s/btf_trace_mod_memcg_lruvec_state/btf_trace_mod_memcg_nothing_here
 mount --bind /mnt/btf {_BTF}
 """)
 NO_BPFFS = live.in_own_mounts("umount /sys/fs/bpf", *without("sys_admin"))
+#: What is lacking -> a command that takes it away, and words of the error: what, and how to get it.
 LACKS = {
     "BTF": (without_directories("/sys/kernel/btf"), ("/sys/kernel/btf/vmlinux", "CONFIG_DEBUG_INFO_BTF")),
     "BCC": (without_directories(f"{BCC}"), ("bcc", "python3-bpfcc")),
@@ -55,25 +56,17 @@ def test_a_lack_is_reported_in_one_line(tmp_path: Path, lack: str) -> None:
     live.one_line(live.outrace("run", *options, wrapper=wrapper), 3, *words)
 
 
-@pytest.mark.parametrize(
-    ("wrapper", "why"),
-    [
-        (without_directories("/sys/kernel/btf"), "/sys/kernel/btf/vmlinux"),
-        (without_directories(f"{BCC}"), "bcc cannot be imported"),
-        (NO_TRACEPOINT, "no tracepoint memcg:mod_memcg_lruvec_state"),
-        (NO_BPFFS, "bpf is not mounted at /sys/fs/bpf"),
-    ],
-    ids=["BTF", "BCC", "tracepoint", "bpffs"],
-)
-def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, wrapper: tuple[str, ...], why: str) -> None:
+@pytest.mark.parametrize("lack", LACKS)
+def test_left_to_choose_it_steps_down_and_runs(tmp_path: Path, lack: str) -> None:
+    wrapper, (what, _) = LACKS[lack]
     with (
         LabNode("test-stepdown", 64 * MIB) as node,
         LabDaemon(node, state_dir=tmp_path / "state", wrapper=wrapper) as daemon,
     ):
         logged = live.message(daemon, "better hooks cannot be used here")
         # Without the tracepoint a kernel may still have kprobes.
-        assert logged["hooks"] in (NAMES[1:] if "tracepoint" in why else (POLL,))
-        assert why in logged["problem"]
+        assert logged["hooks"] in (NAMES[1:] if lack == "hook" else (POLL,))
+        assert what in logged["problem"]
         assert logged["remedy"]
         assert live.metric(daemon, f'hook_rung{{rung="{logged["hooks"]}"}}') == 1
     assert not loader.instance_directory(tmp_path / "state").exists()

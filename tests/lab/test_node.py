@@ -3,22 +3,16 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from monitor.errors import CannotError
 from monitor.kernel import cgroupfs
-from monitor.kernel.procfs import readable
-from monitor.lab.child import PATIENCE_S
 from monitor.lab.node import MIB, LabNode
-from tests import live
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 
@@ -77,45 +71,6 @@ def test_a_hog_ends_with_its_stdin_even_while_it_grows(node: LabNode) -> None:
     hog.go()
     hog.process.stdin.close()
     assert hog.wait() == 0
-
-
-OWNER = """
-import os, signal, subprocess, tempfile
-from pathlib import Path
-from monitor.lab.node import LabNode
-with LabNode("test-lab-owner", 64 << 20) as node:
-    pod = node.add_pod("hog")
-    hog = node.start_hog(pod, mib=16, ignore_term=1)
-    hog.go(); hog.expect("grown")
-    # One that would survive its parent: no PDEATHSIG, stdin not ours, in the pod's cgroup.
-    stray = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    (pod.containers["c0"] / "cgroup.procs").write_text(str(stray.pid))
-    helper = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    node.also_remove(helper.pid)
-    extra = Path(tempfile.mkdtemp(prefix="outrace-test-extra-"))
-    node.also_remove(extra)
-    pids = os.getpid(), node._janitor._process.pid, hog.pid, stray.pid, helper.pid
-    print(*pids, node.cgroup, node.manifests, extra, flush=True)
-    signal.pause()
-"""
-
-
-def test_an_owner_that_is_killed_leaves_nothing() -> None:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, env=live.environment())
-    words = owner.stdout.readline().decode().split()
-    pids, paths = [int(word) for word in words[1:5]], [Path(word) for word in words[5:]]
-    assert all(path.exists() for path in paths)
-    watched = [os.pidfd_open(pid) for pid in pids]
-    owner.kill()
-    assert owner.wait(PATIENCE_S) == -signal.SIGKILL
-    try:
-        for fd, name in zip(watched, ("janitor", "hog", "stray", "helper"), strict=True):
-            assert readable(fd, PATIENCE_S), f"the {name} is still there"
-    finally:
-        for fd in watched:
-            os.close(fd)
-        owner.stdout.close()
-    assert [path for path in paths if path.exists()] == []
 
 
 def test_the_end_of_a_hog_is_waited_for_without_looking(node: LabNode, monkeypatch: pytest.MonkeyPatch) -> None:
