@@ -11,7 +11,7 @@ import click
 
 from monitor.cli.daemons import choose_daemon, no_daemon_option
 from monitor.cli.options import as_settled, node_options, resolve_here, with_disks
-from monitor.cli.output import Columns, amount_of, emit, format_bytes, output_option, table, table_lines, yaml_lines
+from monitor.cli.output import Columns, amount_of, emit, format_bytes, output_option, table, yaml_lines
 from monitor.cli.top_frame import Node, threshold_row
 from monitor.cli.top_screen import held_lines, suspension_lines
 from monitor.errors import MonitorError
@@ -21,7 +21,7 @@ from monitor.kernel.disks import Disks
 from monitor.pods.model import FoundPod
 from monitor.policy import signals
 from monitor.policy.eviction_pass import PassConfig, PassResult, State, is_of_memory, run_pass
-from monitor.policy.explain import comparisons, contrast, why_class, why_critical, why_request
+from monitor.policy.explain import contrast, why_class, why_critical, why_request
 from monitor.policy.kubelet_pass import admit, message_for
 from monitor.policy.pods import Pod
 from monitor.policy.ranking import Candidate
@@ -245,9 +245,6 @@ def _order(seen: Situation) -> list[dict[str, Any]]:
             "critical": one.fixed.critical,
             "usage": one.usage,
             "request": one.fixed.request,
-            "comparisons": [
-                {"name": name, "verdict": verdict} for name, verdict in comparisons(one, seen.rules.era).items()
-            ],
         }
         for rank, one in enumerate(seen.order, 1)
     ]
@@ -290,8 +287,6 @@ def _against(seen: Situation, one: Ranked, victim: Ranked | None) -> Iterator[di
 
 # The same as text.
 
-#: Comparisons whose verdicts end alike for every pod.
-_SAME_FOR_ALL = ("priority", "QoS class")
 _COLUMNS: Columns = {
     "signal": "signal",
     "kind": lambda t: f"{t['kind']} for {t['grace_s']:g}s" if t["grace_s"] else t["kind"],
@@ -302,6 +297,16 @@ _COLUMNS: Columns = {
     "min reclaim": "min_reclaim",
     "met": lambda t: "yes" if t["met"] else "not observed" if t["available"] is None else "no",
     "first to act": lambda t: "<--" if t["first"] else "",
+}
+_ORDER: Columns = {
+    "rank": "rank",
+    "pod": "pod",
+    "used": lambda one: format_bytes(one["usage"]),
+    "requested": lambda one: format_bytes(one["request"]),
+    "above": lambda one: None if one["usage"] is None else format_bytes(one["usage"] - one["request"]),
+    "priority": "priority",
+    "class": "qos",
+    "": lambda one: "never evicted" if one["critical"] else "",
 }
 
 
@@ -320,27 +325,10 @@ def _lines(answer: Data) -> Iterator[str]:
         yield f"{e['pod']}, with {e['grace_s']} s of grace: {e['message'].strip()}"
     yield ""
     yield f"order of eviction for {signal} ({answer['policy'][0]}):"
-    yield from _order_lines(answer["order"])
+    yield from table(_ORDER, answer["order"]) if answer["order"] else ["no pods"]
     if "pod" in answer:
         yield ""
         yield from _pod_lines(answer["pod"], signal)
-
-
-def _order_lines(order: Sequence[Data]) -> list[str]:
-    if not order:
-        return ["no pods"]
-    names = list(dict.fromkeys(c["name"] for row in order for c in row["comparisons"]))
-    rows = []
-    for row in order:
-        verdicts = {c["name"]: c["verdict"] for c in row["comparisons"]}
-        rows.append([str(row["rank"]), row["pod"], *(verdicts.get(name, "-") for name in names)])
-    for i, name in enumerate(names, 2):
-        if name in _SAME_FOR_ALL:
-            # "5: lower ones go first": what is the same in every row stands once, above them.
-            names[i - 2] = f"{name} ({rows[0][i].partition(': ')[2]})"
-            for cells in rows:
-                cells[i] = cells[i].partition(": ")[0]
-    return table_lines(["rank", "pod", *names], rows, prose=True)
 
 
 def _pod_lines(pod: Data, signal: str) -> Iterator[str]:
