@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from functools import reduce
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from monitor.cli.main import LazyGroup
-from monitor.cli.output import F, Finite, emit, output_option, seconds_of, table_lines
+from monitor.cli.output import Columns, F, Finite, emit, output_option, seconds_of, table
 from monitor.errors import EXIT_FAILURE, EXIT_FINDINGS, EXIT_OK, MonitorError
 from monitor.evicted.sweep import BY_REASON, FAILED, OUTCOMES, EvictedPod, Progress, Sweep, choose
 from monitor.kube.client import ApiClient
@@ -84,7 +84,8 @@ def list_(output: str, check: bool, kubeconfig: str, context: str, **selection: 
     """Show evicted pods, oldest first, and why each stays or goes."""
     with closing(ApiClient(find(kubeconfig, context))) as client:
         found, others, pods = _chosen(Sweep(client, retry_s=10.0), **selection)
-    emit(output, _document(found, others, pods), lambda: _text(pods))
+    answer = _document(found, others, pods)
+    emit(output, answer, lambda: _text(answer["pods"]))
     _print_left_alone(others)
     return EXIT_FINDINGS if check and any(not pod.stays for pod in pods) else EXIT_OK
 
@@ -106,7 +107,8 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
         found, others, pods = _chosen(sweep, **selection)
         going = [pod for pod in pods if not pod.stays]
         if not yes:
-            emit(output, {"dry_run": True, **_document(found, others, going)}, lambda: _text(going))
+            answer = {"dry_run": True, **_document(found, others, going)}
+            emit(output, answer, lambda: _text(answer["pods"]))
             _print_left_alone(others)
             click.echo(f"dry run: {len(going)} of {len(found)} evicted pods would be deleted; --yes does it", err=True)
             return EXIT_OK
@@ -166,19 +168,22 @@ def _pod(pod: EvictedPod, now: float) -> dict[str, Any]:
     }
 
 
-def _text(pods: Sequence[EvictedPod]) -> Iterator[str]:
-    if not pods:
-        return
-    now = time.time()
-    rows = []
+_COLUMNS: Columns = {
+    "pod": lambda pod: f"{pod['namespace']}/{pod['name']}",
+    "owner": lambda pod: "/".join(filter(None, pod["owner"].values())),
+    "node": lambda pod: pod["node"] or None,
+    "age": lambda pod: format_age(pod["age_s"]),
+    "stays": lambda pod: pod["stays"] or None,
+}
+
+
+def _text(pods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if pods:
+        yield from (*table(_COLUMNS, pods), "")
     for pod in pods:
-        age = "unknown" if pod.since is None else format_age(now - pod.since)
-        rows.append((pod.key, pod.owner, pod.node or "-", age, pod.stays or "-"))
-    yield from table_lines(["pod", "owner", "node", "age", "stays"], rows)
-    yield ""
-    for pod in pods:
-        if pod.evidence != BY_REASON:
-            yield f"{pod.key}: has no reason; evicted by its {pod.evidence}: {pod.message}"
+        if pod["evidence"] != BY_REASON:
+            what = f"has no reason; evicted by its {pod['evidence']}: {pod['message']}"
+            yield f"{pod['namespace']}/{pod['name']}: {what}"
 
 
 def _print_left_alone(others: Counter[str]) -> None:
@@ -187,9 +192,10 @@ def _print_left_alone(others: Counter[str]) -> None:
         click.echo(f"left alone: {others.total()} pods that Failed otherwise ({reasons})", err=True)
 
 
-def format_age(seconds: float) -> str:
-    """In one unit, as kubectl: 90s, 15m, 30h, 73d."""
-    left = max(0, int(seconds))
+def format_age(left: int | None) -> str:
+    """Seconds in one unit, as kubectl: 90s, 15m, 30h, 73d."""
+    if left is None:
+        return "unknown"
     if left < 120:
         return f"{left}s"
     if left < 7200:

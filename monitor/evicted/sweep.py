@@ -72,10 +72,6 @@ class EvictedPod:
     def key(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    @property
-    def owner(self) -> str:
-        return f"{self.owner_kind}/{self.owner_name}" if self.owner_name else self.owner_kind
-
 
 def decode(found: Object) -> EvictedPod | str | None:
     """An evicted pod; the reason of one that Failed otherwise, which no command deletes; None for all else."""

@@ -10,7 +10,7 @@ from tests.evicted.made import OTHERWISE, decoded, evicted, owned, stamp
 
 def test_an_evicted_pod_of_this_kubelet() -> None:
     pod = decoded(evicted("web-1", "shop", **owned("ReplicaSet", "web-5d9c")))
-    assert (pod.key, pod.owner, pod.node, pod.stays) == ("shop/web-1", "ReplicaSet/web-5d9c", "node-1", "")
+    assert (pod.key, pod.owner_name, pod.node, pod.stays) == ("shop/web-1", "web-5d9c", "node-1", "")
     assert pod.message.startswith("The node was low on resource: memory.")
 
 
@@ -114,7 +114,8 @@ def test_a_mirror_of_a_static_pod_is_held() -> None:
     ],
 )
 def test_owners(metadata: dict[str, Any], owner: str) -> None:
-    assert decoded(evicted("web-1", **metadata)).owner == owner
+    pod = decoded(evicted("web-1", **metadata))
+    assert "/".join(filter(None, (pod.owner_kind, pod.owner_name))) == owner
 
 
 def test_since_is_the_last_thing_that_is_dated() -> None:
