@@ -93,9 +93,8 @@ def list_(state_dir: str | None, no_daemon: bool, output: str, **filters: Any) -
         each.pop("memory", None)  # as long as all else together, and of use to `show` only
     if output == "table" and not found and not reader.unreadable:
         missing = "" if Path(directory).is_dir() else " (there is no such directory)"
-        given = any(value is not None for value in filters.values())
-        such, yet = (" such", "") if given else ("", f" yet{missing}")
-        click.echo(f"no{such} incidents stored in {directory}{yet}", err=True)
+        such = " such" if any(value is not None for value in filters.values()) else ""
+        click.echo(f"no{such} incidents stored in {directory}{missing}", err=True)
     else:
         from monitor.cli.incident_text import list_lines
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import Any
 
 import click
 
-from monitor.cli.output import F, Finite, emit, format_bytes, output_option, table_lines
+from monitor.cli.output import F, Finite, emit, format_bytes, output_option, table
 from monitor.errors import EXIT_OK, MonitorError
 from monitor.lab.node import require_root
 from monitor.policy.errors import PolicyError
@@ -40,7 +40,7 @@ def bench(columns: str = "", root: bool = True) -> Callable[[Callable[..., list[
     def declare(measure: Callable[..., list[Row] | Found]) -> click.Command:
         name = measure.__name__
 
-        @functools.wraps(measure)
+        @wraps(measure)
         def run(output: str, **options: Any) -> int:
             if root:
                 require_root(f"bench {name}")
@@ -96,14 +96,11 @@ mode_option = choice("--mode", (ENFORCE, HOLD), "Whether pods are killed or held
 
 
 def row_lines(columns: str, rows: Sequence[Row]) -> list[str]:
-    keys = columns.split()
-    return table_lines(
-        ["what" if key == "name" else key.replace("_", " ") for key in keys],
-        [[_cell(row, key) for key in keys] for row in rows],
-    )
+    heads = {"what" if key == "name" else key.replace("_", " "): key for key in columns.split()}
+    return table({head: partial(_cell, key) for head, key in heads.items()}, rows)
 
 
-def _cell(row: Row, key: str) -> object:
+def _cell(key: str, row: Row) -> object:
     value = row.get(key)
     if value is not None and (key.endswith("bytes") or (row.get("unit") == "bytes" and key in _AMOUNTS)):
         return format_bytes(round(value))

@@ -120,9 +120,8 @@ class Kills(ABC):
 
 
 class EnforceKills(Kills):
-    #: `oom`: races that the kernel won; `gone_on`: evictions that the next daemon went on with; `told_by_next`: those
-    #: that only the next daemon reported.
-    columns = "runs right evicted oom gone_on told_by_next"
+    #: `oom`: races that the kernel won.
+    columns = "runs right evicted oom"
 
     def __init__(self, node: LabNode, daemon: LabDaemon, seed: int) -> None:
         self._victim = populate(node)
@@ -153,19 +152,16 @@ class EnforceKills(Kills):
         if not kills:  # the side may be a moment behind its own metrics
             self._daemon.wait_for(self._is_reported, _REPORT_TIMEOUT_S, since)
         row["oom" if kills else "evicted"] += 1
-        yield from self._misreported(row, since, not kills)
+        yield from self._misreported(since, not kills)
         yield from self._changed_scores()
 
-    def _misreported(self, row: Row, since: int, won: bool) -> Iterator[str]:
+    def _misreported(self, since: int, won: bool) -> Iterator[str]:
         records = self._daemon.log[since:]
         # A restarted side receives messages again, and these may be of the run before.
         evicting = [r for r in records if r.get("msg") == "evicting"]
         decided = {r["decided_ns"]: r["pod"] for r in evicting if r["decided_ns"] not in self._decided}
         self._decided |= decided.keys()
-        row["gone_on"] += sum("going on with the eviction" in str(r.get("msg")) for r in records)
-        unsaid = sum("while it was signalling" in str(r.get("msg")) for r in records)
-        row["told_by_next"] += unsaid
-        if won and not decided and not unsaid:
+        if won and not decided and not any(self._is_reported(r) for r in records):
             yield "an eviction that nobody reported"
         if len(decided) > 1:
             yield f"{len(decided)} evictions for one shortage: {list(decided.values())}"

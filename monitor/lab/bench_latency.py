@@ -79,8 +79,9 @@ def observed(crossings: int) -> Row:
                 since += len(new)
                 decided = (r for r in new if r.get("msg") == "would evict" and r["crossed_ns"])
                 found += [(r["decided_ns"] - r["crossed_ns"]) / 1000 for r in decided]
-            if lost := daemon.lost():
-                progress(f"events lost: {lost}")
+            for key, count in daemon.metrics().items():
+                if key.startswith("outrace_events_lost_total") and count:
+                    progress(f"{key}: {count:g}")
     row = summary("crossing_to_decision", found)
     progress(f"{row['name']}: p50 {row['p50']:.0f} us, p99 {row['p99']:.0f} us")
     return row

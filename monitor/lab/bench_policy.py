@@ -27,23 +27,17 @@ SIZES = (10, 50, 110, 250, 500, 1000, 2500, 5000)
 PASS_TARGETS = {110: 1000.0, 500: 5000.0}
 MIB = 1 << 20
 SECOND = 10**9
-#: One signal of each way to rank; "limited" is memory again, with limits of local storage on every pod to be checked.
-SIGNALS = {
-    "memory": "memory.available",
-    "disk": "nodefs.available",
-    "pid": "pid.available",
-    "limited": "memory.available",
-}
+#: One signal of each way to rank.
+SIGNALS = {"memory": "memory.available", "disk": "nodefs.available", "pid": "pid.available"}
 
 
-def crowd(pods: int, limited: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """That many pods of three containers as a kubelet sees them, and their stats; always the same.
-
-    ``limited``: each with limits of local storage, which it keeps.
+def crowd(pods: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """That many pods of three containers as a kubelet sees them, and their stats; always the same. Each has limits of
+    local storage, which it keeps.
     """
     chance = random.Random(1)
     objects, stats = [], []
-    limits = {"ephemeral-storage": "8Gi"} if limited else {}
+    limits = {"ephemeral-storage": "8Gi"}
     for i in range(pods):
         meta = {"name": f"p{i:05d}", "namespace": f"ns{i % 7}", "uid": f"uid-{i:05d}"}
         containers, its = [], []
@@ -53,7 +47,7 @@ def crowd(pods: int, limited: bool) -> tuple[list[dict[str, Any]], list[dict[str
             memory = {"workingSetBytes": chance.randrange(1 << 28)}
             its.append({"name": name, "memory": memory, "rootfs": _used(chance), "logs": _used(chance)})
         volumes = [
-            {"name": "scratch", "emptyDir": {"sizeLimit": "8Gi"} if limited else {}},
+            {"name": "scratch", "emptyDir": {"sizeLimit": "8Gi"}},
             {"name": "config", "configMap": {"name": "x"}},
         ]
         priority = chance.choice([0, 0, 0, 1000, 2_000_000_000])
@@ -93,7 +87,7 @@ def answer(stats: list[dict[str, Any]]) -> dict[str, Any]:
 
 def time_passes(kind: str, pods: int, repeats: int) -> Row:
     """One row: passes for a hard threshold of one signal, which is met, over that many pods."""
-    objects, stats = crowd(pods, limited=kind == "limited")
+    objects, stats = crowd(pods)
     seen = answer(stats)
     del stats
     config = PassConfig(parse_thresholds({SIGNALS[kind]: "10%"}), 300 * SECOND)

@@ -181,11 +181,6 @@ class LabDaemon:
                 out[name] = float(value)
         return out
 
-    def lost(self, *more: str) -> dict[str, float]:
-        """Events (and ``more``: metrics) that it lost, by where, as far as that is not 0."""
-        names = ("outrace_events_lost_total", *more)
-        return {key: n for key, n in self.metrics().items() if key.startswith(names) and n}
-
     def stop(self, timeout: float = PATIENCE_S) -> int:
         assert self.process is not None
         if self.process.poll() is None:

@@ -107,7 +107,7 @@ def test_names_of_processes_cannot_write_on_the_terminal(tmp_path: Path) -> None
 
 def test_nothing_stored_yet(tmp_path: Path) -> None:
     for directory, more in ((tmp_path, ""), (tmp_path / "none", " (there is no such directory)")):
-        note = f"no incidents stored in {directory} yet{more}\n"
+        note = f"no incidents stored in {directory}{more}\n"
         done = incidents("list", "--state-dir", str(directory))
         assert (done.returncode, done.stdout, done.stderr) == (0, "", note)
         done = incidents("list", "--state-dir", str(directory), "-o", "json")
