@@ -8,6 +8,7 @@ same on a light and on a dark page.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from monitor.cli import svg
@@ -105,24 +106,17 @@ COLOURS = {
     "dim": "#9198a1",
     "warn": "#e3b341",
     "bad": "#ff7b72",
-    "used": "#79c0ff",
-    "active": "#56d4dd",
-    "inactive": "#56d364",
 }
 
 
-def row(y: float, spans: Line) -> list[Markup]:
-    """Each span where its column is, as wide as its letters: whatever font the reader has."""
-    out, column = [], 0
-    for words, style in spans:
-        shown = words.strip(" ")
-        if shown:
-            x = EDGE + CELL * (column + len(words) - len(words.lstrip(" ")))
-            bold = "bold" if style in ("title", "bad") else None
-            at = {"x": x, "y": y, "textLength": CELL * len(shown), "lengthAdjust": "spacingAndGlyphs"}
-            space = {"xml:space": "preserve", "font_weight": bold}
-            out.append(element("text", shown, fill=COLOURS[style], **at, **space))
-        column += len(words)
+def row(y: float, line: Line) -> list[Markup]:
+    """Each word where its column is, as wide as its letters: whatever font the reader has."""
+    bold = "bold" if line.style in ("title", "bad") else None
+    out = []
+    for found in re.finditer(r"\S+( \S+)*", line.text):
+        at = {"x": EDGE + CELL * found.start(), "y": y, "textLength": CELL * len(found[0])}
+        out.append(element("text", found[0], fill=COLOURS[line.style], **at, lengthAdjust="spacingAndGlyphs",
+                           font_weight=bold))  # fmt: skip
     return out
 
 

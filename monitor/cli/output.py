@@ -123,14 +123,12 @@ class Finite(click.FloatRange):
         return found
 
 
-class Span(NamedTuple):
-    """``style`` is one of `monitor.cli.top` (`_COLOURS`, `_PLAIN`), "" for plain text."""
+class Line(NamedTuple):
+    """``style`` is one of `monitor.cli.top`, "" for plain text."""
 
     text: str
     style: str = ""
 
-
-Line = Sequence[Span]
 
 #: In the place of what was cut out.
 CUT = "~"
@@ -144,32 +142,10 @@ def plain(text: object) -> str:
     return "".join(c if " " <= c <= "~" else c.encode("unicode_escape", "surrogatepass").decode() for c in found)
 
 
-def line(*parts: Span | str) -> list[Span]:
-    """A line of spans, `plain` all of them."""
-    spans = (part if isinstance(part, Span) else Span(part) for part in parts)
-    return [Span(plain(span.text), span.style) for span in spans]
-
-
-def width_of(spans: Line) -> int:
-    return sum(len(span.text) for span in spans)
-
-
-def text_of(spans: Line) -> str:
-    return "".join(span.text for span in spans)
-
-
-def clip(spans: Line, width: int) -> list[Span]:
-    """What fits into ``width`` columns; a line that is cut ends in `CUT`."""
-    if width_of(spans) <= width:
-        return list(spans)
-    kept: list[Span] = []
-    left = width - len(CUT)
-    for span in spans:
-        if left <= 0:
-            break
-        kept.append(Span(span.text[:left], span.style))
-        left -= len(kept[-1].text)
-    return [*kept, Span(CUT[:width])]
+def clip(line: Line, width: int) -> Line:
+    """What fits into ``width`` columns, `plain`; a line that is cut ends in `CUT`."""
+    text = plain(line.text)
+    return Line(text if len(text) <= width else (text[: width - len(CUT)] + CUT)[:width], line.style)
 
 
 def shorten(text: str, width: int) -> str:

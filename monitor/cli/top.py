@@ -35,9 +35,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "dim": {"dim": True},
     "warn": {"fg": "yellow"},
     "bad": {"fg": "red", "bold": True},
-    "used": {"fg": "blue"},
-    "active": {"fg": "cyan"},
-    "inactive": {"fg": "green"},
 }
 
 
@@ -107,9 +104,8 @@ def _draw(frame: Frame) -> None:
 
 def _styled(line: Line) -> str:
     """Without colours where the user wants none (https://no-color.org)."""
-    if os.environ.get("NO_COLOR"):
-        return "".join(span.text for span in line)
-    return "".join(click.style(span.text, **_STYLES[span.style]) if span.style else span.text for span in line)
+    has_style = line.style and not os.environ.get("NO_COLOR")
+    return click.style(line.text, **_STYLES[line.style]) if has_style else line.text
 
 
 def _followed(node: Node) -> Node:

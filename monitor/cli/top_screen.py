@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from monitor.cli.output import Line, Span, clip, format_bytes, line, plain, shorten, table_lines, text_of, width_of
+from monitor.cli.output import Line, clip, format_bytes, plain, shorten, table_lines
 from monitor.cli.top_frame import FILES, Frame
 from monitor.policy.signals import ALLOCATABLE_MEMORY, DOMAIN_OF, MEMORY
 from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
@@ -23,7 +23,7 @@ _STALLS = 0.01
 Row = tuple[int | None, Frame]
 
 
-def screen(frame: Frame, width: int, height: int) -> list[list[Span]]:
+def screen(frame: Frame, width: int, height: int) -> list[Line]:
     """At most ``height`` lines of at most ``width`` columns: the first pods alone, where there is no room for all."""
     above, below = [*_above(frame, width, _NOTICES)], [*_below(frame, width)]
     pods = rows(frame)
@@ -35,8 +35,8 @@ def screen(frame: Frame, width: int, height: int) -> list[list[Span]]:
 
 def once(frame: Frame, width: int) -> Iterator[str]:
     """Everything, for a pipe, a file, and a terminal that places no text. Only bars and pods go by ``width``."""
-    for spans in (*_above(frame, width), *table(frame, rows(frame), width), *_below(frame, width)):
-        yield text_of(spans).rstrip()
+    for one in (*_above(frame, width), *table(frame, rows(frame), width), *_below(frame, width)):
+        yield plain(one.text).rstrip()
     for name, value in frame.items():
         if name.startswith("memory_"):
             # As the scripts of the Kubernetes documentation print them: memory.available_in_kb 123
@@ -50,10 +50,10 @@ def _title(frame: Frame, width: int) -> Line:
     else:
         facts = (daemon["name"], daemon["mode"], daemon["rung"], "armed" if daemon["armed"] else "")
         source = " ".join(str(fact) for fact in facts if fact)
-    left = line(Span("outrace top", "title"), "  ", Span(source, "" if daemon else "warn"))
-    clock = frame["time"][11:]
-    room = width - width_of(left) - len(clock)
-    return [*left, Span(" " * room + clock)] if room > 0 else left
+    left, clock = plain(f"outrace top  {source}"), frame["time"][11:]
+    return Line(
+        left + (clock.rjust(width - len(left)) if len(left) + len(clock) < width else ""), "title" if daemon else "warn"
+    )
 
 
 def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[Line]:
@@ -64,7 +64,7 @@ def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[Line]:
     found = marks(frame)
     for name in ("node", "kubepods"):
         if frame[name] is not None:
-            yield from (one for one in bar_lines(name, frame, found, width) if one)
+            yield from map(Line, filter(None, bar_lines(name, frame, found, width)))
     yield legend(frame)
     for mark in found:
         domain = frame[DOMAIN_OF[mark.threshold["signal"]]] or {}
@@ -76,14 +76,14 @@ def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[Line]:
     texts += [*suspension_lines(frame["braked"]), *held_lines(frame["held"])]
     texts += [] if most is None else frame["problems"]
     texts += [frame["unlisted"]] if frame["unlisted"] else []
-    yield from (line(Span(text, "warn")) for text in texts[:most])
+    yield from (Line(text, "warn") for text in texts[:most])
     if most is not None and len(texts) > most:
-        yield line(Span(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim"))
+        yield Line(f"and {len(texts) - most} lines more: outrace top --once | cat", "dim")
 
 
 def _below(frame: Frame, width: int) -> Iterator[Line]:
     if (victim := frame["kernel_victim"]) is not None:
-        yield line("the kernel kills next: ", Span(_victim(victim, width), "bad"))
+        yield Line(f"the kernel kills next: {_victim(victim, width)}", "bad")
     if (daemon := frame["daemon"]) is not None:
         yield _losses(daemon)
 
@@ -99,11 +99,10 @@ def _losses(daemon: Frame) -> Line:
     """What the daemon has dropped since it started, and what may move before it sees it."""
     lost = ", ".join(f"{where} {count}" for where, count in (daemon["lost"] or {}).items() if count)
     none = "losses unknown" if daemon["lost"] is None else "no record lost"
-    records = Span(f"lost records: {lost}", "bad") if lost else Span(none)
     bound = daemon["bound_bytes"]
     unseen = f"; {format_bytes(bound)} may move unseen" if bound else ""
     trigger = f"; trigger {daemon['trigger']}" if daemon["trigger"] else ""
-    return line(records, unseen, trigger)
+    return Line(f"{f'lost records: {lost}' if lost else none}{unseen}{trigger}", "bad" if lost else "")
 
 
 def suspension_lines(braked: Frame | None) -> Iterator[str]:
@@ -151,7 +150,7 @@ def rows(frame: Frame) -> list[Row]:
     return found
 
 
-def table(frame: Frame, shown: Sequence[Row], width: int) -> list[list[Span]]:
+def table(frame: Frame, shown: Sequence[Row], width: int) -> list[Line]:
     """The header and a line for each of these pods, names shortened to fit. At its beginning stand `P` (the policy
     evicts it next), `K` (the kernel kills it next) and `H` (it is held).
     """
@@ -163,9 +162,8 @@ def table(frame: Frame, shown: Sequence[Row], width: int) -> list[list[Span]]:
     room = max(_NAME, width - used - 2)
     columns.insert(2, "POD")
     head, *lines = table_lines(columns, [[shorten(each[name], room) for name in columns] for each in cells])
-    made = [line(Span(head, "dim"))]
-    made += [line(Span(text, "bad" if "K" in each[""] else "")) for text, each in zip(lines, cells, strict=True)]
-    return made if frame["pods"] else [*made, line("no pods")]
+    made = [Line(text, "bad" if "K" in each[""] else "") for text, each in zip(lines, cells, strict=True)]
+    return [Line(head, "dim"), *(made if frame["pods"] else [Line("no pods")])]
 
 
 def _cells(frame: Frame, row: Row) -> dict[str, str]:
@@ -199,8 +197,8 @@ def growth_text(count: float | None) -> str:
 # the end of `used` is.
 
 
-#: Part, its character (a bar must be readable without colours), its style.
-PARTS = (("used", "#", "used"), ("active_file", "=", "active"), ("inactive_file", "-", "inactive"))
+#: Part -> its character.
+PARTS = {"used": "#", "active_file": "=", "inactive_file": "-"}
 _FREE = "."
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _LABEL = 9
@@ -228,10 +226,11 @@ def marks(frame: Frame) -> list[Mark]:
 
 def parts(domain: Frame) -> dict[str, int]:
     """Bytes by part. On the machine no kernel memory is in them: the kubelet counts none as used."""
-    return {"used": domain["working_set"] - domain["active_file"], **{name: domain[name] for name, *_ in PARTS[1:]}}
+    used = domain["working_set"] - domain["active_file"]
+    return {"used": used, **{name: domain[name] for name in ("active_file", "inactive_file")}}
 
 
-def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tuple[list[Span], list[Span]]:
+def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tuple[str, str]:
     """The bar of ``node`` or ``kubepods``, and the line with its marks."""
     domain = frame[name]
     capacity = domain["capacity"]
@@ -241,38 +240,33 @@ def bar_lines(name: str, frame: Frame, found: Sequence[Mark], width: int) -> tup
     room = width - _LABEL - 2 - len(figures)
     label = f"{name:<{_LABEL}}"
     if not capacity or room < _NARROW:
-        return line(Span(label, "title"), figures.strip()), []
-    cells = _bar_cells(parts(domain), capacity, room)
+        return label + figures.strip(), ""
     own = [mark for mark in found if DOMAIN_OF[mark.threshold["signal"]] == name]
-    row: list[Mark | None] = [None] * room
+    row = [" "] * room
     for mark in sorted(own, key=lambda one: one.at):
         column = min(room - 1, max(0, mark.at * room // capacity))
-        free = [i for i in range(room) if row[i] is None]
+        free = [i for i in range(room) if row[i] == " "]
         if free:  # beside another one where two are at the same place
-            row[min(free, key=lambda i: (abs(i - column), i))] = mark
-    below = [Span(" " if mark is None else mark.letter, "" if mark is None else _style(mark)) for mark in row]
-    return line(Span(label, "title"), "[", *cells, "]", figures), line(" " * (_LABEL + 1), *below)
+            row[min(free, key=lambda i: (abs(i - column), i))] = mark.letter
+    return f"{label}[{_bar(parts(domain), capacity, room)}]{figures}", " " * (_LABEL + 1) + "".join(row)
 
 
-def _bar_cells(sizes: Mapping[str, int], capacity: int, room: int) -> list[Span]:
-    """The spans of a bar, ``room`` characters in all."""
-    spans, seen, column = [], 0, 0
-    for name, char, style in PARTS:
+def _bar(sizes: Mapping[str, int], capacity: int, room: int) -> str:
+    """The inside of a bar, ``room`` characters."""
+    made, seen = "", 0
+    for name, char in PARTS.items():
         seen += sizes[name]
-        end = min(room, round(seen * room / capacity))
-        spans.append(Span(char * max(0, end - column), style))
-        column = max(column, end)
-    return [*spans, Span(_FREE * (room - column), "dim")]
+        made = made.ljust(min(room, round(seen * room / capacity)), char)
+    return made.ljust(room, _FREE)
 
 
-def legend(frame: Frame) -> list[Span]:
+def legend(frame: Frame) -> Line:
     """What the characters of the node's bar are, with their amounts."""
     sizes = parts(frame["node"])
-    shown = ((Span(char, style), Span(f" {name} {format_bytes(sizes[name])}  ")) for name, char, style in PARTS)
-    return [span for pair in shown for span in pair]
+    return Line("".join(f"{char} {name} {format_bytes(sizes[name])}  " for name, char in PARTS.items()))
 
 
-def threshold_line(mark: Mark, growth: float | None) -> list[Span]:
+def threshold_line(mark: Mark, growth: float | None) -> Line:
     """A threshold: its mark, what is left, and when it is reached at this ``growth`` (bytes/s of the working set)."""
     one = mark.threshold
     what = f"{one['signal']}<{one['value']} {one['kind']}" + (" (a kubelet's)" if one["compared"] else "")
@@ -280,10 +274,5 @@ def threshold_line(mark: Mark, growth: float | None) -> list[Span]:
     when = ""
     if growth and 0 <= one["distance"] < growth * _SOON_S and one["signal"] in (MEMORY, ALLOCATABLE_MEMORY):
         when = f", {span(one['distance'] / growth * 1e9)} at this growth"
-    style = "bad" if one["met"] and not one["compared"] else ""
-    return line(Span(f"{mark.letter} ", _style(mark)), f"{what}: ", Span(left, style), when)
-
-
-def _style(mark: Mark) -> str:
-    """A kubelet's own threshold is no alarm where the formulas in force see nothing short."""
-    return "dim" if mark.threshold["compared"] else "bad" if mark.threshold["met"] else "warn"
+    # A kubelet's own threshold is no alarm where the formulas in force see nothing short.
+    return Line(f"{mark.letter} {what}: {left}{when}", "dim" if one["compared"] else "bad" if one["met"] else "")

@@ -111,5 +111,5 @@ def test_what_is_refused(cluster: FakeApiServer, outrace: Outrace, arguments: tu
 
 
 def test_ages_are_in_one_unit() -> None:
-    ages = [0, 119, 120, 7199, 7200, 172799, 172800, 73 * 86400, None]
-    assert [format_age(age) for age in ages] == "0s 119s 2m 119m 2h 47h 2d 73d unknown".split()
+    ages = [0, 119, 120, 7200, 172799, 172800, None]
+    assert [format_age(age) for age in ages] == ["0s", "119s", "2m", "2h", "47h", "2d", "unknown"]

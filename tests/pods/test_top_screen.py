@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.cli.output import clip, line, plain, shorten, text_of, width_of
+from monitor.cli.output import Line, clip, plain, shorten
 from monitor.cli.top import _next
 from monitor.cli.top_screen import bar_lines, growth_text, marks, once, screen
 from monitor.errors import MonitorError
@@ -17,7 +17,7 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\n\r\t\u202eevil\u4e2d\u0301\x9b31m[bold red]\
 
 
 def text(shown: dict[str, Any], width: int = 80, height: int = 24) -> list[str]:
-    return [text_of(one).rstrip() for one in screen(shown, width, height)]
+    return [one.text.rstrip() for one in screen(shown, width, height)]
 
 
 def full() -> dict[str, Any]:
@@ -75,9 +75,9 @@ def test_a_hostile_name_is_text_and_takes_the_columns_it_seems_to(
     lines = screen(made, width, height)
     assert len(lines) <= height
     for one in lines:
-        assert width_of(one) <= width
-        assert text_of(one).isascii()
-        assert text_of(one).isprintable()
+        assert len(one.text) <= width
+        assert one.text.isascii()
+        assert one.text.isprintable()
     for one in once(made, width):
         assert one.isascii()
         assert one.isprintable()
@@ -109,7 +109,7 @@ def test_a_name_that_is_shortened_keeps_its_ends(name: str, width: int) -> None:
     short = shorten(name, width)
     assert len(short) <= width
     assert short == name or (len(short) == width and (width < 3 or short[-1] == name[-1]))
-    assert width_of(clip(line(name), width)) <= width
+    assert len(clip(Line(name), width).text) <= width
 
 
 def test_the_bar_is_made_of_what_is_used_and_the_marks_are_where_it_ends() -> None:
@@ -117,15 +117,15 @@ def test_the_bar_is_made_of_what_is_used_and_the_marks_are_where_it_ends() -> No
     made = frame()
     made["thresholds"] = [frames.threshold(MEMORY, 4 * GI, made["node"]["available"])]
     bar, below = bar_lines("node", made, marks(made), 9 + 2 + 32 + len(" 1.8Gi of 8.0Gi +3.0 MiB/s"))
-    assert text_of(bar) == f"node     [#####==-{'.' * 24}] 1.8Gi of 8.0Gi +3.0 MiB/s"
-    assert text_of(below).rstrip() == " " * (10 + 16) + "A"
+    assert bar == f"node     [#####==-{'.' * 24}] 1.8Gi of 8.0Gi +3.0 MiB/s"
+    assert below.rstrip() == " " * (10 + 16) + "A"
 
 
 def test_thresholds_at_one_place_have_a_mark_each() -> None:
     made = frame()
     made["thresholds"] = [frames.threshold(MEMORY, n * MI, made["node"]["available"]) for n in (100, 101, 102, 103)]
     _, below = bar_lines("node", made, marks(made), 80)
-    assert sorted(text_of(below).split()[-1]) == ["A", "B", "C", "D"]
+    assert sorted(below.split()[-1]) == ["A", "B", "C", "D"]
 
 
 @given(st.integers(0, 9 * GI), st.integers(0, GI), st.integers(0, GI), st.integers(20, 200))
@@ -133,8 +133,8 @@ def test_a_bar_is_as_wide_as_it_should_be(used: int, active: int, inactive: int,
     made = frame()
     made["node"] |= domain(used + active + inactive, active, inactive, 8 * GI)
     bar, below = bar_lines("node", made, marks(made), width)
-    assert width_of(bar) == width or not below
-    assert width_of(below) <= width
+    assert len(bar) == width or not below
+    assert len(below) <= width
 
 
 def test_what_is_not_known_is_not_zero() -> None:
