@@ -8,7 +8,6 @@ import pytest
 
 from monitor.cli import run
 from monitor.errors import InUseError, MonitorError
-from monitor.kernel import instances, loader
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from monitor.side.export.log import Log
@@ -36,19 +35,6 @@ def test_one_that_neither_starts_nor_ends_is_an_error(node: LabNode, monkeypatch
         daemon.start()
     daemon.process.kill()
     assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
-
-
-def test_its_own_state_dir_and_pins_go_with_the_node() -> None:
-    with LabNode("test-labd", 64 * MIB) as node, LabDaemon(node) as daemon:
-        state, instance = daemon.state_dir, loader.instance_directory(daemon.state_dir)
-        assert daemon.log[0]["bpf"] == "loaded"
-        assert instance.is_dir()
-        assert state.is_dir()
-        os.kill(daemon.pid, signal.SIGKILL)
-        daemon.process.wait(live.TIMEOUT_S)
-    assert not instance.exists()
-    assert not state.exists()
-    assert instances.owner(instance) is None
 
 
 def test_one_that_hangs_is_killed(node: LabNode) -> None:

@@ -1,7 +1,5 @@
 """The lab node on the live kernel: what it makes, what its hogs do, and that it disappears however its owner ends."""
 
-import json
-import os
 import signal
 import threading
 import time
@@ -11,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from monitor.errors import CannotError
-from monitor.kernel import cgroupfs
 from monitor.lab.node import MIB, LabNode
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -22,21 +19,6 @@ def node() -> Iterator[LabNode]:
     with LabNode("test-lab", 96 * MIB) as made:
         yield made
     assert not made.cgroup.exists()
-
-
-def test_a_pod_is_cgroups_and_a_manifest(node: LabNode) -> None:
-    pod = node.add_pod("web", "Burstable", request=32 * MIB, limit=64 * MIB, containers=2, priority=7, grace_s=3)
-    assert (cgroupfs.limit(node.cgroup), cgroupfs.limit(pod.cgroup)) == (96 * MIB, 64 * MIB)
-    manifest = json.loads(pod.manifest.read_text())
-    annotations = manifest["metadata"]["annotations"]
-    assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup"]) == pod.cgroup
-    assert cgroupfs.resolve(node.hierarchy, annotations["outrace/cgroup.c1"]) == pod.containers["c1"]
-    assert [c["resources"]["requests"]["memory"] for c in manifest["spec"]["containers"]] == [str(16 * MIB)] * 2
-    assert (manifest["spec"]["priority"], manifest["spec"]["terminationGracePeriodSeconds"]) == (7, 3)
-    assert os.listdir(node.manifests) == [pod.manifest.name]
-    node.remove_pod(pod)
-    assert not pod.cgroup.exists()
-    assert not pod.manifest.exists()
 
 
 @pytest.mark.parametrize("options", [{}, {"kind": "thp"}, {"kind": "tmpfs"}, {"kind": "file"}, {"rate": 400}])
