@@ -140,14 +140,7 @@ class LazyGroup(Group):
         if cmd_name not in self.table:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = self.table[cmd_name][0].partition(":")
-        try:
-            command = getattr(importlib.import_module(module), attribute)
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("monitor"):
-                raise  # a defect of ours, not of the installation
-            raise MonitorError(
-                f"`{cmd_name}` needs the Python module {error.name}, which is not installed", "run `make setup`"
-            ) from error
+        command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 

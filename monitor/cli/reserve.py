@@ -48,8 +48,6 @@ KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
 _RESOURCES = ((MEMORY_RESOURCE, "memory", BYTES), (CPU, "cpu", MILLICORES), (DISK, "data-disk", BYTES))
 #: Options that only the model `kubelet` has: those of CCE work these values out.
 _KUBELET_ONLY = ("system-reserved", "kube-reserved", "eviction-hard", "enforce-node-allocatable", "kubelet-config")
-#: What stands in enforceNodeAllocatable where a reservation is a limit, also as `...-compressible`.
-_ENFORCED = {SYSTEM: "system-reserved", KUBE: "kube-reserved"}
 #: How each way of reacting is called.
 NAMES = {
     "kubelet": "kubelet, every 10 s",
@@ -133,11 +131,6 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
     notes = [
         f"{origin}: naming one hard threshold switches {signal} off; name that too, or set mergeDefaultEvictionSettings"
         for signal, origin in resolved.settings.switched_off.items()
-    ]
-    notes += [
-        f"enforceNodeAllocatable: {enforced}: a kubelet does not start without {part}Cgroup; add it"
-        for part, enforced in _ENFORCED.items()
-        if any(name.startswith(enforced) for name in enforce)
     ]
     texts = resolved.settings.texts
     reserved = {field: texts(field) for field in (SYSTEM, KUBE)}  # as they were written, and of all resources

@@ -237,7 +237,7 @@ def wrong_victim(stage: Stage) -> None:
 def braked(stage: Stage) -> None:
     """A process in no pod grows; no pod is evicted for what none can give back."""  # all are far below their requests
     pods = [stage.filled(stage.pod(f"small-{n}", qos="Burstable", request=32 * MIB), 3) for n in range(5)]
-    service = stage.hog_outside_pods(400, rate=STEADY)
+    service = stage.node.start_hog(cgroupfs.make(stage.node.cgroup / "system"), mib=400, rate=STEADY)
     service.go()
     stage.dies(service)
     if any(hog.process.poll() is not None for hog in pods):

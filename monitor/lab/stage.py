@@ -163,11 +163,6 @@ class Stage:
         hog.go()
         self.dies(hog)
 
-    def hog_outside_pods(self, mib: int, **options: Any) -> Hog:
-        """As `hog`, but in a cgroup of the node that belongs to no pod."""
-        self.hogs.append(self.node.start_hog(cgroupfs.make(self.node.cgroup / "system"), mib=mib, **options))
-        return self.hogs[-1]
-
     def filled(self, pod: LabPod, mib: int, **options: str | int) -> Hog:
         hog = self.hog(pod, mib, container="c0", **options)
         hog.go()

@@ -115,19 +115,6 @@ def test_the_configuration_is_accepted_and_gives_the_same(tmp_path: Path, argume
             }
 
 
-def test_what_a_kubelet_needs_beside_the_configuration_is_noted() -> None:
-    """It checks that the cgroup of what it is to limit has a name."""
-    names = ("--enforce-node-allocatable", "pods,system-reserved,kube-reserved-compressible")
-    kept = ("--memory", "8Gi", "--system-reserved", "memory=1Gi", *names)
-    done = called("reserve", *kept, "-o", "kubelet-config")
-    assert done.returncode == 0
-    needs = "a kubelet does not start without"
-    assert done.stderr.splitlines() == [
-        f"note: enforceNodeAllocatable: system-reserved: {needs} systemReservedCgroup; add it",
-        f"note: enforceNodeAllocatable: kube-reserved: {needs} kubeReservedCgroup; add it",
-    ]
-
-
 def test_this_node() -> None:
     found = sized("--this-node")
     assert found["inputs"]["memory_bytes"] == meminfo.mem_total()
