@@ -140,14 +140,10 @@ class LabDaemon:
                     return None
                 self._arrived.wait(left)
 
-    def message(self, msg: str, timeout: float = PATIENCE_S, since: int = 0, **fields: object) -> Record | None:
-        """As `wait_for`, a record with this ``msg`` and these fields."""
-        wanted = {"msg": msg, **fields}
-        return self.wait_for(lambda r: wanted.items() <= r.items(), timeout, since)
-
     def told(self, msg: str, timeout: float = PATIENCE_S, since: int = 0, **fields: object) -> Record:
-        """As `message`; MonitorError where there is none."""
-        if (found := self.message(msg, timeout, since, **fields)) is None:
+        """As `wait_for`, a record with this ``msg`` and these fields. MonitorError where there is none."""
+        wanted = {"msg": msg, **fields}
+        if (found := self.wait_for(lambda r: wanted.items() <= r.items(), timeout, since)) is None:
             raise MonitorError(f"the monitor never logged {msg!r}: {self.complaint()}")
         return found
 
@@ -187,9 +183,7 @@ class LabDaemon:
             self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        except subprocess.TimeoutExpired:  # it is ended with the node
             raise MonitorError(f"the monitor did not end within {timeout:g} s of SIGTERM") from None
 
     def __exit__(self, *_: object) -> None:

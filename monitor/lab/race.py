@@ -17,6 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from monitor.errors import MonitorError
 from monitor.lab.child import PATIENCE_S, Hog, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
@@ -98,7 +99,8 @@ def _told(daemon: LabDaemon, since: int, evicted: bool) -> dict[str, Any]:
         daemon.told("evicted", since=since)
     else:
         # The kernel won: the monitor's own record of that arrives through its log a moment later.
-        daemon.message(_OOM_KILL, 2.0, since)
+        with suppress(MonitorError):
+            daemon.told(_OOM_KILL, 2.0, since)
     records = daemon.log[since:]
     out: dict[str, Any] = {
         "oom_victims": [{key: r.get(key) for key in _OF_VICTIM} for r in records if r.get("msg") == _OOM_KILL]

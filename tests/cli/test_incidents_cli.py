@@ -183,9 +183,3 @@ def test_oom_killed_and_evicted_as_the_api_has_it() -> None:
     lines = show_lines({**OWN_LIMIT, "reported_evicted": [victim]}, 1000)
     expected = f"{victim} is Evicted by the kubelet as the API has it, and was OOM-killed"
     assert expected in unstyle(" ".join(" ".join(lines).split()))
-
-
-def test_a_command_that_is_gone_names_another() -> None:
-    done = incidents("advise", "--quantile", "0.9")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "`outrace incidents advise` is gone: use `outrace reserve --eviction-hard`, which" in done.stderr

@@ -131,13 +131,11 @@ def test_this_node() -> None:
     ("arguments", "complaint"),
     [
         ("--memory 0", "--memory: '0' is no capacity of a node; write a quantity such as 16Gi"),
-        ("--memory -1Gi", "--memory: '-1Gi' is no capacity of a node"),
         ("--memory 8Ei", "--memory: '8Ei' is no capacity of a node"),
         ("--memory 1Gi --cpu 1u", "--cpu: '1u' is no capacity of a node; write a quantity such as 4 or 3500m"),
         ("--memory 1Gi --huge-pages 2Gi", "--huge-pages: 2147483648 bytes of huge pages are more than the node's"),
         ("--memory 1Gi --eviction-hard memory.available<nan%", "memory.available<nan% (--eviction-hard), a percentage"),
         ("--memory 1Gi --system-reserved memory=5%", "--system-reserved: memory: 5%: quantities must match"),
-        ("--memory 1Gi --max-pods 0", "'--max-pods': 0 is not in the range"),
         (
             "--memory 4Gi --model cce-v2 --max-pods 9 --kube-reserved memory=1Gi",
             "--kube-reserved: cce-v2 works this out itself; leave it out, or take --model kubelet",
@@ -147,9 +145,7 @@ def test_this_node() -> None:
             "--data-disk: 1Gi (kubeReserved ephemeral-storage) + 107374184 (nodefs.available) is more than",
         ),
         ("--memory 4Gi --eviction-hard memory.available<1Gb", "--eviction-hard: memory.available: 1Gb"),
-        ("--memory 4Gi --eviction-hard memory.free<1Gi", "unsupported eviction signal"),
         ("--memory 4Gi --eviction-hard memory.reclaimable<1Gi", "write memory.available<QUANTITY"),
-        ("--memory 4Gi --system-reserved disk=1Gi", "--system-reserved: disk"),
         ("--memory 4Gi --kubelet-config /no/such/file", "/no/such/file: cannot be read"),
     ],
 )

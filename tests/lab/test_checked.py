@@ -48,13 +48,6 @@ def test_one_byte_that_is_not_what_was_written_is_noticed() -> None:
     assert file.wrong() == hogs._SMALL
 
 
-def test_a_hole_in_what_one_system_call_wrote_is_noticed() -> None:
-    file = grown(File, "one-write", 2)
-    os.ftruncate(file._fd, MIB)
-    os.ftruncate(file._fd, 2 * MIB)
-    assert file.wrong() == MIB
-
-
 @pytest.mark.kernel
 @pytest.mark.oldest
 def test_a_child_that_dies_is_noticed(node: LabNode) -> None:

@@ -1,6 +1,5 @@
 """The lab's daemon: its error when it does not start, and what it leaves behind."""
 
-import os
 import signal
 import socket
 
@@ -35,18 +34,6 @@ def test_one_that_neither_starts_nor_ends_is_an_error(node: LabNode, monkeypatch
         daemon.start()
     daemon.process.kill()
     assert daemon.process.wait(live.TIMEOUT_S) == -signal.SIGKILL
-
-
-def test_one_that_hangs_is_killed(node: LabNode) -> None:
-    with live.daemon(node) as daemon:
-        (side,) = live.children(daemon.pid)
-        watched = os.pidfd_open(side)
-        os.kill(daemon.pid, signal.SIGSTOP)
-        with pytest.raises(MonitorError, match=r"did not end within 0\.1 s of SIGTERM"):
-            daemon.stop(timeout=0.1)
-        assert daemon.process.returncode == -signal.SIGKILL
-        live.ends(watched, fd=True)
-        os.close(watched)
 
 
 def test_users_on_every_port_do_not_keep_the_daemon_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
