@@ -8,7 +8,6 @@ from typing import NamedTuple
 from monitor.cli.output import Line, clip, format_bytes, plain, shorten, table_lines
 from monitor.cli.top_frame import FILES, Frame
 from monitor.policy.signals import ALLOCATABLE_MEMORY, DOMAIN_OF, MEMORY
-from monitor.policy.suspension import NO_GAIN, NOT_COVERED, OUTGROWN
 from monitor.race.units import span
 
 #: Pods that are shown, however few lines there are: the lines above them go first.
@@ -106,23 +105,16 @@ def _losses(daemon: Frame) -> Line:
 
 
 def suspension_lines(braked: Frame | None) -> Iterator[str]:
-    """No line while evictions are not suspended. ``braked``: `NodeState.braked`."""
+    """No line while evictions are not suspended. ``braked``: `NodeState.braked`; docs/operations.md has its reasons."""
     if braked is None:
         return
     pods, outside = format_bytes(braked["pods_bytes"]), format_bytes(braked["outside_bytes"])
-    rate = "at an unknown rate"
-    if braked["growth_outside"] is not None:
-        rate = f"by {format_bytes(max(0, braked['growth_outside']))} a second"
-    why = {
-        NOT_COVERED: f"all pods that may be evicted have {pods} together, less than what is missing",
-        OUTGROWN: f"what is outside of the pods grows {rate} and would use up all they have, {pods}, within a minute",
-        NO_GAIN: "the last evictions gained nothing",
-    }
-    reason = why.get(braked["reason"], braked["reason"])
-    yield f"evictions for {braked['signal']} are suspended for {braked['held_s']:.1f} s: {reason}"
-    yield f"the kubelet would evict {braked['name']} now; {outside} are in use that no eviction frees"
-    for taker in braked["takers"]:
-        yield f"  {taker}"
+    yield (
+        f"evictions for {braked['signal']} are suspended for {braked['held_s']:.1f} s ({braked['reason']}): pods have "
+        f"{pods}; outside are {outside}, growth {growth_text(braked['growth_outside'])}"
+    )
+    yield f"the kubelet would evict {braked['name']} now"
+    yield from (f"  {taker}" for taker in braked["takers"])
 
 
 def held_lines(held: Sequence[Frame]) -> Iterator[str]:
