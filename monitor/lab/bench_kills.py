@@ -210,39 +210,34 @@ class HoldKills(Kills):
         stage, before = self._stage, self._node.oom_kills()
         kind, count = self._random.choice(_LOADS), self._random.choice((1, 2, 4))
         at_release = self._random.random() < 0.25
-        stage.load()
-        hogs = stage.start(kind, count)
-        for hog in hogs:
-            hog.go()
+        with stage.growing(kind, count) as hogs:
 
-        def held_or_over() -> bool:
-            dead = any(hog.process.poll() is not None for hog in hogs)
-            return dead or bool(stage.changed()) or self._node.oom_kills() > before
+            def held_or_over() -> bool:
+                dead = any(hog.process.poll() is not None for hog in hogs)
+                return dead or bool(stage.changed()) or self._node.oom_kills() > before
 
-        until(held_or_over, "a hold", pause=_LOOK_S)
-        if at_release:
-            time.sleep(0.1)
-            stage.unload()
-        self._wait()
-        held = bool(stage.changed())
-        lost_before = self._node.oom_kills() > before
-        self._strike(row)
-        if not at_release:
-            self._wait()  # the next one has a hold to go on with
-            stage.unload()
-        until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
-        right, _ = go_on(hogs, _RELEASED_S)
-        with suppress(MonitorError):
-            until(lambda: not stage.changed(), "the pod to be as before", _RELEASED_S, _LOOK_S)
-        yield from stage.changed()
+            until(held_or_over, "a hold", pause=_LOOK_S)
+            if at_release:
+                time.sleep(0.1)
+                stage.unload()
+            self._wait()
+            held = bool(stage.changed())
+            lost_before = self._node.oom_kills() > before
+            self._strike(row)
+            if not at_release:
+                self._wait()  # the next one has a hold to go on with
+                stage.unload()
+            until(lambda: self._daemon.get("/readyz")[0] == 200, "the monitor to be ready again")
+            right, _ = go_on(hogs, _RELEASED_S)
+            with suppress(MonitorError):
+                until(lambda: not stage.changed(), "the pod to be as before", _RELEASED_S, _LOOK_S)
+            yield from stage.changed()
         oom = self._node.oom_kills() - before
         evicted = any(r.get("msg") == "evicting" for r in self._daemon.log[since:])
         for key, happened in (("held", held), ("right", right), ("oom", oom > 0), ("killed", evicted)):
             row[key] += happened
         if oom and held and not lost_before:
             yield f"{kind} x {count}: the OOM killer killed {oom} that were held"
-        for hog in hogs:
-            self._node.end(hog)
         if evicted:
             stage.renew(self._daemon)
 

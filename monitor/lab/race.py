@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -222,20 +222,26 @@ class HoldStage:
         self._before = self._snapshot()
         daemon.wait_for_pod(self.victim.namespace, self.victim.name)
 
-    def load(self) -> None:
-        """Fill the node up again, long enough before a race: a pod that grew just before the crossing is held too."""
+    @contextmanager
+    def growing(self, kind: str, number: int) -> Iterator[list[Hog]]:
+        """The ballast fills the node again, and then processes of the victim take memory, until they are ended."""
         self._ballast.go()
         self._ballast.expect("grown")
-        time.sleep(_SETTLE_S)
+        time.sleep(_SETTLE_S)  # a pod that grew just before the crossing is held too
+        mib = int(self.sizes.load / MIB / number / _COSTS.get(kind, 1.0))
+        hogs = [self.node.start_hog(self.victim, kind=kind, mib=mib, seed=seed) for seed in range(number)]
+        try:
+            for hog in hogs:
+                hog.go()
+            yield hogs
+        finally:
+            self.node.thaw()
+            for hog in hogs:
+                self.node.end(hog)
 
     def unload(self) -> None:
         """The ballast gives its memory back: the threshold is clear."""
         self._ballast.free()
-
-    def start(self, kind: str, number: int) -> list[Hog]:
-        """The processes of the victim that take memory, ready to."""
-        mib = int(self.sizes.load / MIB / number / _COSTS.get(kind, 1.0))
-        return [self.node.start_hog(self.victim, kind=kind, mib=mib, seed=seed) for seed in range(number)]
 
     def watch(self, held: Record, watch_s: float) -> tuple[int, int]:
         """Bytes by which the held pod has grown after so many seconds, and the least that was left on the node."""
@@ -274,8 +280,6 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int, watch_
     """
     node = stage.node
     stage.renew(daemon)
-    stage.load()
-    hogs = stage.start(kind, number)
     since, before = len(daemon.log), node.oom_kills()
 
     def told(message: str) -> list[Record]:
@@ -285,9 +289,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int, watch_
         held = daemon.wait_for(lambda r: r.get("msg") == _HELD and not r.get("resent"), _SELDOM_S, since)
         return bool(held) or node.oom_kills() > before or any(hog.process.poll() is not None for hog in hogs)
 
-    try:
-        for hog in hogs:
-            hog.go()
+    with stage.growing(kind, number) as hogs:
         until(over, "a hold")
         held = told(_HELD)
         grew, left = stage.watch(held[0], watch_s) if held else (None, None)
@@ -300,10 +302,6 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int, watch_
         return replace(
             found, grew_bytes=grew, left_bytes=left, killed=killed, right=right, failed_calls=failed, changed=changed
         )
-    finally:
-        node.thaw()
-        for hog in hogs:
-            node.end(hog)
 
 
 def go_on(hogs: Sequence[Hog], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
