@@ -12,8 +12,8 @@ from typing import Any
 
 from monitor import __version__
 from monitor.cli import svg
-from monitor.cli.incident_text import Row, facts, format_ms, sections, timeline_rows, tone
-from monitor.cli.output import format_bytes
+from monitor.cli.incident_text import Row, facts, sections, timeline_rows, tone
+from monitor.cli.output import format_bytes, format_ms
 from monitor.cli.svg import Markup, element
 from monitor.race.codec import RecordError
 from monitor.race.memory import stored

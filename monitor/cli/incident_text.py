@@ -7,8 +7,6 @@ called itself: what shows a text (`_wrap`, `list_lines`, `monitor.cli.svg.elemen
 from __future__ import annotations
 
 import datetime
-import re
-import string
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,10 +14,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from monitor.cli.output import Columns, clean, format_bytes, table
+from monitor.cli.output import Columns, clean, filled, format_bytes, format_ms, table
 from monitor.policy.stall import SWAP
 from monitor.race.incident import KUBELET_ONLY
-from monitor.race.units import span
 from monitor.side.incidents import unix_time
 
 Json = Mapping[str, Any]
@@ -29,27 +26,11 @@ def describe(step: Json) -> str:
     """What happened in a step; a kind that is not known as its name and its fields."""
     if (text := _TEXTS.get(step["what"])) is not None:
         try:
-            return _fill(text if isinstance(text, str) else text(step), step)
+            return filled(text if isinstance(text, str) else text(step), step)
         except KeyError:
             pass  # of another version: by its fields, then
     fields = [f"{key} {value}" for key, value in step.items() if key not in ("t_ms", "what") and value is not None]
     return str(step["what"]).replace("_", " ") + (": " + ", ".join(fields) if fields else "")
-
-
-class _Formatter(string.Formatter):
-    def format_field(self, value: Any, spec: str) -> str:
-        made = _KINDS.get(spec)
-        return str(format(value, spec)) if made is None else made(value)
-
-
-#: A part of a text in brackets is left out where its first field is null or empty.
-_OPTIONAL = re.compile(r"\[([^\]{]*\{(\w+)[^\]]*)\]")
-
-
-def _fill(text: str, step: Json) -> str:
-    """The text with fields of the step, as `_KINDS` shows them. KeyError for a field that the step does not have."""
-    text = _OPTIONAL.sub(lambda part: part[1] if step.get(part[2]) not in (None, "") else "", text)
-    return _Formatter().vformat(text, (), step)
 
 
 def _decided(step: Json) -> str:
@@ -64,10 +45,6 @@ def _refused(step: Json) -> str:
     refuses = "a PodDisruptionBudget keeps" if step["budget"] else "the API server does not evict"
     then = "[; {instead} is evicted instead]" if step["instead"] else "; nobody is evicted"
     return f"{refuses} {{pods:names}}: {{problem}}{then}"
-
-
-def _name_of(signal: int) -> str:
-    return {9: "SIGKILL", 15: "SIGTERM"}.get(signal, f"signal {signal}")
 
 
 def _oom(step: Json) -> str:
@@ -148,29 +125,12 @@ def local_time(text: str, timespec: str = "seconds") -> str:
     return datetime.datetime.fromisoformat(text).astimezone().isoformat(timespec=timespec)
 
 
-def format_ms(ms: float) -> str:
-    """Milliseconds up to ten seconds, with three digits or so; seconds beyond."""
-    if abs(ms) >= 10_000:
-        return f"{ms / 1000:.1f} s"
-    return f"{ms:.{3 if abs(ms) < 10 else 1 if abs(ms) < 1000 else 0}f} ms"
-
-
 def format_margin(incident: Json) -> str:
     """By how much: bytes and time; "-" where there was no race or it is not known."""
     size, ms = incident.get("margin_bytes"), incident.get("margin_ms")
     parts = [format_bytes(size)] if size is not None else []
     parts += [format_ms(ms)] if ms is not None else []
     return ", ".join(parts) or "-"
-
-
-#: How a field is shown, by what follows its name and a colon.
-_KINDS: dict[str, Callable[[Any], str]] = {
-    "bytes": format_bytes,
-    "time": format_ms,
-    "span": lambda ms: span(ms * 1e6),
-    "signal": _name_of,
-    "names": ", ".join,
-}
 
 
 # the list
@@ -242,11 +202,11 @@ def _who(incident: Json) -> str:
     would = "would be evicted" if incident.get("observed") else "evicted"
     by = f" by the {incident['by']}" if incident.get("by") == "kubelet" else ""
     evicted, victims = incident.get("evicted", ()), incident.get("oom_victims", ())
-    texts = [_fill(f"{{pod}} {would}{by} (rank {{rank}}, grace {{grace_s:g}} s)", one) for one in evicted]
+    texts = [filled(f"{{pod}} {would}{by} (rank {{rank}}, grace {{grace_s:g}} s)", one) for one in evicted]
     for one in victims[:_NAMED]:
         pod = "[ of {pod}]" if one.get("pod") else " outside every pod"
         size = "({rss_bytes:bytes}[, rank {policy_rank} of the policy])"
-        texts.append(_fill(f"{{comm}} (pid {{pid}}){pod} killed by the OOM killer {size}", one))
+        texts.append(filled(f"{{comm}} (pid {{pid}}){pod} killed by the OOM killer {size}", one))
     killed = {one.get("pod") for one in victims}
     twice = (name for name in incident.get("reported_evicted", ()) if name in killed)
     texts += [f"{name} is Evicted by the kubelet as the API has it, and was OOM-killed" for name in twice]

@@ -60,12 +60,9 @@ def reading(given: str | None, no_daemon: bool) -> Iterator[tuple[IncidentReader
     except UnknownIncident:
         complain(reader)
         raise
-    except BrokenPipeError:
-        raise  # `head` has seen enough
-    except PermissionError as error:
-        raise MonitorError(f"{error.filename or state_dir}: {error.strerror}", "use sudo") from None
     except OSError as error:
-        raise MonitorError(f"{error.filename or state_dir}: {error.strerror or error}") from None
+        remedy = "use sudo" if isinstance(error, PermissionError) else ""
+        raise MonitorError(f"{error.filename or state_dir}: {error.strerror or error}", remedy) from None
 
 
 @click.group(cls=Group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar
@@ -13,6 +14,7 @@ import click
 
 from monitor.policy.gosyntax import parse_duration
 from monitor.policy.signals import IN_BYTES, RESOURCE
+from monitor.race.units import span
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,6 +104,37 @@ def format_amount(count: int | None, signal: str | None) -> str:
     """What a signal (none: a limit) reads: bytes as `format_bytes` has them, or how many inodes or processes."""
     in_bytes = bool(signal and RESOURCE[signal] in IN_BYTES)
     return format_bytes(count) if in_bytes or count is None else str(count)
+
+
+def format_ms(ms: float) -> str:
+    """Milliseconds up to ten seconds, with three digits or so; seconds beyond."""
+    if abs(ms) >= 10_000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms:.{3 if abs(ms) < 10 else 1 if abs(ms) < 1000 else 0}f} ms"
+
+
+#: How a field of a text is shown, by what follows its name and a colon.
+_KINDS: dict[str, Callable[[Any], str]] = {
+    "bytes": format_bytes,
+    "time": format_ms,
+    "span": lambda ms: span(ms * 1e6),
+    "signal": lambda number: {9: "SIGKILL", 15: "SIGTERM"}.get(number, f"signal {number}"),
+    "names": ", ".join,
+}
+#: A part of a text in brackets is left out where its first field is null or empty.
+_OPTIONAL = re.compile(r"\[([^\]{]*\{(\w+)[^\]]*)\]")
+
+
+class _Formatter(string.Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        made = _KINDS.get(spec)
+        return str(format(value, spec)) if made is None else made(value)
+
+
+def filled(text: str, fields: Mapping[str, Any]) -> str:
+    """The text with these fields, as `_KINDS` shows them. KeyError for a field that is not there."""
+    text = _OPTIONAL.sub(lambda part: part[1] if fields.get(part[2]) not in (None, "") else "", text)
+    return _Formatter().vformat(text, (), fields)
 
 
 _DAYS = re.compile(r"([0-9]{1,5})d(.*)")

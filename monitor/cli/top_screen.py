@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from monitor.cli.output import Line, clip, format_bytes, plain, shorten, table_lines
+from monitor.cli.output import Line, clip, filled, format_bytes, plain, shorten, table_lines
 from monitor.cli.top_frame import FILES, Frame
 from monitor.policy.signals import ALLOCATABLE_MEMORY, DOMAIN_OF, MEMORY
 from monitor.race.units import span
@@ -104,30 +104,26 @@ def _losses(daemon: Frame) -> Line:
     return Line(f"{f'lost records: {lost}' if lost else none}{unseen}{trigger}", "bad" if lost else "")
 
 
+_SUSPENDED = (
+    "evictions for {signal} are suspended for {held_s:.1f} s ({reason}): pods have {pods_bytes:bytes}; outside are "
+    "{outside_bytes:bytes}[, growing by {growth_outside:bytes} a second]; the kubelet would evict {name} now"
+)
+_HELD = (
+    "{pod} is held[ {step} the kubelet's line] for {held_s:.1f} s ({reason}, {brake}[, at most {cap:bytes}]); {signal} "
+    "was {available:bytes}[, killed below {second_line:bytes}]; its time limit is in {left_s:.0f} s"
+)
+
+
 def suspension_lines(braked: Frame | None) -> Iterator[str]:
     """No line while evictions are not suspended. ``braked``: `NodeState.braked`; docs/operations.md has its reasons."""
-    if braked is None:
-        return
-    pods, outside = format_bytes(braked["pods_bytes"]), format_bytes(braked["outside_bytes"])
-    yield (
-        f"evictions for {braked['signal']} are suspended for {braked['held_s']:.1f} s ({braked['reason']}): pods have "
-        f"{pods}; outside are {outside}, growth {growth_text(braked['growth_outside'])}"
-    )
-    yield f"the kubelet would evict {braked['name']} now"
-    yield from (f"  {taker}" for taker in braked["takers"])
+    if braked is not None:
+        yield filled(_SUSPENDED, braked)
+        yield from (f"  {taker}" for taker in braked["takers"])
 
 
 def held_lines(held: Sequence[Frame]) -> Iterator[str]:
     """One line for each held pod. ``held``: `monitor.side.holds.Holds.shown`."""
-    for one in held:
-        why = "it is the next victim" if one["reason"] == "victim" else "it grows"
-        cap = "" if one["cap"] is None else f", at most {format_bytes(one['cap'])}"
-        line = "" if one["second_line"] is None else f", killed below {format_bytes(one['second_line'])}"
-        step = f" {one['step']} the kubelet's line" if one["step"] else ""
-        yield (
-            f"{one['pod']} is held{step} for {one['held_s']:.1f} s ({one['brake']}{cap}), because {why}; "
-            f"{one['signal']} was {format_bytes(one['available'])}{line}; its time limit is in {one['left_s']:.0f} s"
-        )
+    return (filled(_HELD, one) for one in held)
 
 
 # the pods

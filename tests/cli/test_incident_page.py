@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from monitor.cli import svg
 from monitor.cli.incident_page import charts, memory_chart, page
-from monitor.cli.incident_text import format_ms, tone
+from monitor.cli.incident_text import tone
 from monitor.cli.main import cli
+from monitor.cli.output import format_ms
 from monitor.cli.svg import Markup, element
 from monitor.side.incidents import IncidentStore
 from tests.commands import run

@@ -17,6 +17,7 @@ from click import unstyle
 
 from monitor.cli import incident_text
 from monitor.cli.incident_text import show_lines
+from monitor.cli.output import format_ms
 from monitor.race import timeline
 from monitor.side.incidents import IncidentStore
 from tests import live
@@ -161,7 +162,7 @@ def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
 
 @pytest.mark.parametrize("ms", [0.0, 0.0012, 9.9994, -12.3, 999.94, 9999.4, 10_000, -86_400_000.0])
 def test_times_are_short_and_keep_their_sign(ms: float) -> None:
-    text = incident_text.format_ms(ms)
+    text = format_ms(ms)
     value, unit = text.split()
     assert abs(float(value) * {"ms": 1, "s": 1000}[unit] - ms) <= max(0.0006, abs(ms) / 1000)
     assert len(text) <= 12
