@@ -86,7 +86,7 @@ class Units:
 
     def __post_init__(self) -> None:
         self.managed = UNASKED
-        self._worker = Worker("units", 1, retry_s=_PACE_NS / 1e9, on_error=self._failed)
+        self._worker = Worker("units", 1, on_error=lambda error: self.log.warning(str(error)))
         self._known: frozenset[str] = frozenset()
         self._due_ns = 0
 
@@ -97,10 +97,11 @@ class Units:
         self._worker.submit(self._read)
 
     def _read(self) -> None:
-        self.managed = self.ask()
-
-    def _failed(self, error: OSError | MonitorError) -> None:
-        self.log.warning(str(error))
+        try:
+            self.managed = self.ask()
+        except MonitorError:
+            self._known = frozenset()  # so that they are new the next time
+            raise
 
 
 def _duration_ns(text: str) -> int:

@@ -14,6 +14,7 @@ from monitor.side import managed_oom
 from monitor.side.managed_oom import Managed, Units, ask, parse
 from tests.log_lines import LogLines
 from tests.side.test_stalls import MIB, Node, S
+from tests.waiting import until
 
 #: systemd 257.
 SHOWN = """\
@@ -99,6 +100,22 @@ def test_new_units_alone_cause_a_question_and_not_often() -> None:
     asked.get(timeout=30)
     assert (units.managed.swap, asked.qsize(), answers.qsize()) == (True, 0, 0)
     answers.put(Managed({}, swap=False))
+
+
+def test_a_question_without_an_answer_is_repeated() -> None:
+    asked, log = Queue[None](), LogLines()
+
+    def fail() -> Managed:
+        asked.put(None)
+        raise CannotError("no answer")
+
+    units = Units(log, fail)
+    for now_s in (100, 500, 900):
+        until(lambda: not units._known, "the failure")
+        units.look("a", now_s * S)
+        asked.get(timeout=30)
+    until(lambda: bool(log.lines), "the failure")
+    assert [text for _, text, _ in log.lines] == ["no answer"]
 
 
 class Answered(Units):
