@@ -109,7 +109,8 @@ class _Notes:
         """Note these processes too, before they are written. Raises OSError, and then nothing may be."""
         kept = mark.processes
         if len(kept) + len(new) > mark.room:
-            kept = running(kept)
+            last = {seen.container: (pid, seen) for pid, seen in kept.items()}  # what they left gets its value
+            kept = {**dict(last.values()), **running(kept)}
             mark.room = 2 * (len(kept) + len(new)) + _ROOM
         made = {**kept, **new}
         rows = [[pid, s.started, s.old, s.container, s.written, s.since] for pid, s in made.items()]

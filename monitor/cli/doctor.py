@@ -35,7 +35,7 @@ CAPABILITIES = {
     "CAP_SYS_NICE": (23, "run under SCHED_FIFO: detection in time on busy CPUs"),
     "CAP_IPC_LOCK": (14, "lock its memory: no waiting for its own pages under pressure"),
     "CAP_KILL": (5, "evict pods of other users (modes hold and enforce)"),
-    "CAP_SYS_PTRACE": (19, "know the program of a process: a pod's sandbox, sshd, the kubelet"),
+    "CAP_SYS_PTRACE": (19, "know the program of a process: sshd, the kubelet"),
     "CAP_NET_ADMIN": (
         12,
         "hear of new processes without BPF before Linux 6.6; have a large buffer between its processes",

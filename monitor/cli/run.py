@@ -304,10 +304,10 @@ def _lock(path: Path, name: str, what: str, mode: int, remedy: str) -> int:
     except OSError as error:
         os.close(fd)
         raise MonitorError(f"{what} {path} cannot be locked: {error.strerror}", remedy) from None
-    # The pid only names the owner in the message above. A full disk must not keep the monitor from starting.
+    # For the message above, and for the helper of the daemon before (`LeftChanges`). In the place of the last one, for
+    # which a full disk has room too; it must not keep the monitor from starting.
     with contextlib.suppress(OSError):
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid():<15}\n".encode(), 0)
     return fd
 
 

@@ -106,7 +106,7 @@ def _losses(daemon: Frame) -> Line:
 
 _SUSPENDED = (
     "evictions for {signal} are suspended for {held_s:.1f} s ({reason}): pods have {pods_bytes:bytes}; outside are "
-    "{outside_bytes:bytes}[, growing by {growth_outside:bytes} a second]; the kubelet would evict {name} now"
+    "{outside_bytes:bytes}[, changing by {growth_outside:bytes} a second]; the kubelet would evict {name} now"
 )
 _HELD = (
     "{pod} is held[ {step} the kubelet's line] for {held_s:.1f} s ({reason}, {brake}[, at most {cap:bytes}]); {signal} "

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from monitor.actions.ledger import LEFT, Ledger
-from monitor.hold.pod_brake import PodBrake, panics_at_cap
+from monitor.hold.pod_brake import PANICS, PodBrake, panics_at_cap
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroup_procs import CGROUPS
 from monitor.kernel.cgroupfs import Hierarchy
@@ -169,7 +169,7 @@ class HoldBrakes:
         if brake is None:
             brake = PodBrake(entry.uid, entry.cgroup, self._hierarchy, self._journal)
             brake.opened_ns = time.monotonic_ns()
-        elif brake.problem == LEFT:  # undone by now, perhaps: 0.3 ms
+        elif brake.problem in (LEFT, PANICS):  # not any more, perhaps: 0.3 ms
             brake.refresh()
         self._brakes.pop(entry.uid, None)
         self._brakes[entry.uid] = brake

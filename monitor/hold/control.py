@@ -68,7 +68,7 @@ class HoldControl:
         self._moved: dict[str, PodEntry] = {}  # pods that moved last
         self._evicted: set[str] = set()  # uids of pods that another program evicts
         self._answers = KubeletAnswers()
-        self._gone: list[str] = []  # held pods that have no process left
+        self._gone: list[str] = []  # held pods that have no process left, or cannot be held any more
 
     def timers(self, rank_due_ns: _Due, run_pass: Callable[[], object]) -> tuple[_Timer, ...]:
         """(Name, when due, handler.) ``run_pass`` follows where held pods do not delay the victim any more."""
@@ -290,7 +290,9 @@ class HoldControl:
             self._brakes.let_run(uid)
         elif found == ENDED or self._brakes.runs(uid) or (found == LOST and not is_evicted):
             cap = held.cap
-            if self._put_in_force(held, held.pod) and held.cap != cap:
+            if not self._put_in_force(held, held.pod):  # vm.panic_on_oom was set, perhaps
+                self._gone.append(uid)
+            elif held.cap != cap:
                 self._report(held, resent=False)
 
     def _may_run(self, held: Hold) -> bool:

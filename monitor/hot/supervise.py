@@ -232,8 +232,8 @@ class SideRestarts:
         self.started()
         side.collect()  # also one whose end was not noticed
         self.outbox.stats.set("side_heartbeat_ns", 0)
-        side.timer.set(MISSED_NS)
         how(time.monotonic_ns())
+        side.timer.set(MISSED_NS)  # that of an adopted one has only now come
         assert side.sock is not None
         self.outbox.stats.add("side_starts")
         try:

@@ -74,9 +74,9 @@ class Listed(Generic[T]):
 
 
 class ApiClient(Transport):
-    def warm(self) -> None:
+    def warm(self, timeout_s: float | None = None) -> None:
         """Open or prove a connection. Needs no rights; every 30 s keeps it open."""
-        with self.ask("GET", "/version", "get the version") as answer:
+        with self.ask("GET", "/version", "get the version", total_s=timeout_s) as answer:
             answer.all(MAX_OBJECT)
 
     def get(self, resource: Resource, name: str, namespace: str = "", *, timeout_s: float | None = None) -> Object:

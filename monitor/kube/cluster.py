@@ -241,7 +241,8 @@ def parse_server(url: str, where: str, https_port: int = 443, *, login: bool = F
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"{where}: {named}: {error}", remedy) from None
+        problem = "is no URL" if "@" in url else error  # which may quote a part of a password
+        raise ConfigError(f"{where}: {named}: {problem}", remedy) from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise ConfigError(f"{where}: {named} is no http or https URL with a host", remedy)
     if (parts.username is not None and not login) or parts.query or parts.fragment:

@@ -1,7 +1,7 @@
 """`outrace bench peers`: outrace, earlyoom, nohang and systemd-oomd, one at a time, on a machine that may be lost.
 
 They look at the whole machine, so the machine is filled: only a guest whose kernel command line allows that is taken.
-Each runs as Debian ships it; outrace with `--enforce`, the threshold that it has on a VM, and a rule for stalls.
+Each runs as Debian ships it; outrace with `--enforce`, about the threshold that it has on a VM, and a rule for stalls.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def running(peer: str, node: LabNode, place: Path) -> Iterator[int | None]:
     if peer == "outrace":
         own = place / "own.yaml"
         own.write_text(RULE.format(share=SHARE))
-        # The lab's pods are manifests'; for those of a VM (services) this is the default.
+        # The lab's pods are manifests'; for those of a VM (services) this is the default, but for rounding.
         line = f"memory.available<{(100 * MIB + meminfo.kernels_share()) // MIB}Mi"
         with LabDaemon(node, "--enforce", "--config", str(own), "--eviction-hard", line, machine=True) as daemon:
             yield daemon.pid

@@ -58,7 +58,7 @@ class ClusterSource(SpecSource):
         self.is_complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
         listed = self.feed.manifests(self.pods)
         scan.problems.extend(self.feed.problems())
-        before, self._ids = self._ids, {}
+        before = self._ids
         self._match(scan, listed)
         if self._ids != before:
             self.feed.soon(CHANGING_S)

@@ -210,7 +210,7 @@ class ServiceSource(PodSource):
         return _Look(now, first, score, starting, f"it holds {vital}" if vital else "", session, containers)
 
     def _facts(self, path: Path, place: Place, inside: Mapping[str, Path], look: _Look, ours: str) -> Facts:
-        name, aliases = printable(os.fsencode(place.name)), [place.name]
+        name, aliases = printable(os.fsencode(place.name)), [place.name, units.unescaped(place.name).replace("/", "-")]
         labels: Mapping[str, str] | None = {}
         if place.ident:
             known = self._runtimes.known(place.ident)

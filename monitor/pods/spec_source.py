@@ -49,7 +49,7 @@ class SpecSource(PodSource):
             self._list_pods(kubepods_of(self.hierarchy, self.node, self._cgroup_root))
 
     def _match(self, scan: Scan, manifests: Sequence[Manifest]) -> None:
-        self._outside = None
+        self._outside, self._ids = None, {}
         self._ours = self._spared_cgroups()
         self._find_kubepods()
         if not self._dirs and any(POD_CGROUP not in one.pod.annotations for one in manifests):
@@ -85,8 +85,14 @@ class SpecSource(PodSource):
                 )
                 continue
             scan.pods[uid], owners[f"{found.cgroup}/"] = found, manifest.where
+        self.kubepods = self.kubepods or self._kubepods_of(scan)
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
+
+    def _kubepods_of(self, scan: Scan) -> Path | None:
+        """Where it is neither at its place nor searched for: pods that annotations name may lie in one."""
+        kubes = (cgroup_tree.believed(self.hierarchy, found.cgroup) for found in scan.pods.values())
+        return next((self.hierarchy.root / kube.root for kube in kubes if kube is not None), None)
 
     def _list_pods(self, kubepods: Path | None) -> bool:
         """List the directories of this kubepods, once in a scan: with 500 pods that is half of its time."""

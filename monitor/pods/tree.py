@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.pods.cgroup_tree import PodDir, class_dirs, containers_in, not_believed, search_dirs
 from monitor.pods.inotify import CHILDREN
@@ -26,14 +26,19 @@ class TreeSource(SpecSource):
     """
 
     HOLDS_US = "it is never evicted by outrace"
+    AWAITS = False
 
     def _scan(self) -> Scan:
         scan = Scan()
         self._find_kubepods()
         manifests = []
         for one in self._dirs.values():
-            with suppress(cgroupfs.CgroupGone):  # it went away while we looked: the next poll sees the tree without it
+            try:
                 manifests.append(_described(one))
+            except cgroupfs.CgroupGone:
+                continue  # while we looked: the next poll sees the tree without it
+            except MonitorError as error:
+                scan.problems.append(f"pod {one.uid}: {error}")
         self._match(scan, manifests)
         if self.kubepods is None:
             scan.watch.update(dict.fromkeys(search_dirs(self.node), CHILDREN))

@@ -78,6 +78,7 @@ _LAYOUTS = tuple(
 _UNSPLIT = re.compile(r"[^:]*\.slice:([^:]+):([^:]+)")
 #: Units that run nothing of their own, although systemd has cgroups for some of them.
 _IDLE = (".mount", ".automount", ".socket", ".swap", ".device", ".target", ".timer", ".path")
+_ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +199,14 @@ def managed_by(parts: Sequence[str]) -> int | None:
 def unit_name(part: str) -> str:
     """The unit of a directory: systemd writes ``_`` before a name that the kernel's own files might have."""
     return part[1:] if part.startswith("_") and len(part) > 1 else part
+
+
+def unescaped(name: str) -> str:
+    """A unit's name with ``\\x2d`` and the like as the characters that they stand for (systemd-escape(1)): so YAML has
+    it in double quotes.
+    """
+    raw = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), name)
+    try:  # each escape is one byte: what is more than ASCII takes several
+        return raw.encode("latin-1").decode()
+    except (UnicodeEncodeError, UnicodeDecodeError):
+        return raw

@@ -76,6 +76,8 @@ def _ended_by(found: StalledPod) -> str:
 def _oomd(found: StalledPod) -> str:
     if found.oomd:
         return "; systemd-oomd would have killed"
+    if found.pod == SWAP:
+        return "; systemd-oomd would do nothing"
     return "" if found.full is None else f"; systemd-oomd would do nothing (memory pressure full {found.full:.0%})"
 
 

@@ -182,9 +182,14 @@ def resolved_again(config: RunConfig) -> Resolved:
         return {name: Given(*one) for name, one in found.items()}
 
     kept = config.inputs
-    maps = {key: given(entries) for key, entries in kept["maps"].items()}
-    settings = Settings(maps, given(kept["values"]), kept["origins"], kept["switched_off"])
-    return Resolved(config, settings, _reserved(settings), tuple(Source(*one) for one in kept["drop_ins"]))
+    try:
+        maps = {key: given(entries) for key, entries in kept["maps"].items()}
+        settings = Settings(maps, given(kept["values"]), kept["origins"], kept["switched_off"])
+        drop_ins = tuple(Source(*one) for one in kept["drop_ins"])
+    except (LookupError, TypeError, AttributeError):
+        problem = "the running daemon's configuration is another release's"
+        raise ConfigError(problem, "restart the daemon, or look without it: --no-daemon") from None
+    return Resolved(config, settings, _reserved(settings), drop_ins)
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:

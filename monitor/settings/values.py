@@ -281,7 +281,6 @@ def check_url(text: str) -> str:
     from monitor.kube.cluster import parse_server  # ssl takes 20 ms to import
 
     if "/api/v" in parse_server(text, "--alertmanager", login=True).prefix:
-        raise ConfigError(
-            "--alertmanager: is the address of the API", f"give the base URL; {ALERTMANAGER_PATH} is added to it"
-        )
+        remedy = f"give the base URL; {ALERTMANAGER_PATH} is added to it"
+        raise ConfigError("--alertmanager: /api/v... is the address of the API", remedy)
     return text.rstrip("/")

@@ -36,6 +36,10 @@ Incidents = list[Incident]  # names for it: inside the class, `list` is the meth
 Ids = list[str]
 
 
+class TooLargeError(MonitorError):
+    """An incident that would take a sixteenth of the store or more."""
+
+
 class UnknownIncident(MonitorError):
     """No incident, or more than one, has this id."""
 
@@ -177,12 +181,12 @@ class IncidentStore(IncidentReader):
     def add(self, incident: Mapping[str, Any]) -> None:
         """Store an incident, or a later version of one; where they do not fit, others are deleted (`_make_room`).
 
-        On disk when it returns. Raises MonitorError for one that is too large and for a directory that others can
-        change, and OSError for what may pass (no space, read-only); then nothing has changed.
+        On disk when it returns. Raises TooLargeError, MonitorError for a directory that others can change, and OSError
+        for what may pass (no space, read-only); then nothing has changed.
         """
         name, data = _name(incident["id"]), json.dumps(incident, separators=(",", ":")).encode()
         if len(data) > self.max_bytes // 16:
-            raise MonitorError(f"incident {incident['id']!r} is too large to be stored ({len(data)} bytes)")
+            raise TooLargeError(f"incident {incident['id']!r} is too large to be stored ({len(data)} bytes)")
         try:
             check_alone(self.path)
         except ChangeableError as error:

@@ -47,7 +47,7 @@ class Judge:
         self.margin_s = {name: Histogram(MARGIN_S) for name in VERDICTS}
         self.margin_bytes = {name: Histogram(MARGIN_BYTES) for name in VERDICTS}
         self.store = IncidentStore(Path(self.config.state_dir) / FOLDER)
-        self._worker = Worker("judge", _QUEUE)
+        self._worker = Worker("judge", _QUEUE, on_error=lambda error: self.log.error(str(error)))
         self._worker.submit(hurry)
         self.files = Worker("incidents", _QUEUE, retry_s=_RETRY_S, on_error=self._store_failed)
         self._told: dict[str, str] = {}  # id -> the verdict it was counted and logged with

@@ -187,7 +187,7 @@ class Figures:
 
     def is_counted(self) -> bool:
         """Whether the counters are of this moment: while the fine-grained programs are detached, they stand still."""
-        return bool(self.stats.get("armed"))
+        return bool(self.stats.get("armed") and not self.stats.get("sweep_partial"))
 
     def bound(self) -> Bound:
         """What can move, and for how long, before outrace knows."""

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 #: The least pause between two lists where no event announces a change; and after any: a user makes cgroups in a loop,
 #: and each pod that comes makes ten events.
 _POLL_S, _PAUSE_S = 1.0, 0.1
-#: A look that takes longer than this many seconds hangs: 110 manifests take a tenth of one.
-STALLED_S = 5.0
 
 
 class PodWatch(WatchedThread):

@@ -139,7 +139,7 @@ class Stalls:
         if pressure.waited(pressure.PROC) is None:
             self.log.info("stalls are not known: the kernel has no PSI (boot with psi=1)")
             self._rules = {scope: rule for scope, rule in self._rules.items() if scope == stall.SWAP}
-        if self._rules:
+        if self._rules or (self.units is not None and self.node.config.stall):  # a unit may have a rule for swap
             threading.Thread(target=self._run, name="stalls", daemon=True).start()
 
     def _run(self) -> None:
@@ -231,7 +231,8 @@ class Stalls:
                 one.before = self._grown[0][1] if self._grown else {}
                 sizes = [has[one.key] for _, has in self._grown if one.key in has]
                 one.had = max(sizes, key=sum, default=NOTHING)
-            one.stall, one.oomd = goes_on, one.oomd.seen(pressure.full(one.files), now_ns)
+            swap = Oomd(kills=goes_on.most > stall.OOMD_SWAP) if one.name == stall.SWAP else None
+            one.stall, one.oomd = goes_on, swap or one.oomd.seen(pressure.full(one.files), now_ns)
             self._follow(one, goes_on, now_ns)
             if one.rule.relax and now_ns - one.relaxed[0] >= stall.RELAX_PACE_NS:
                 self._relax(one, goes_on, now_ns)
@@ -423,20 +424,19 @@ class Stalls:
             available=None if whole is None else whole.available,
             swap=one.name == stall.SWAP or 2 * _delta(one.swap_ins) > refaults > 0,
             full=one.oomd.full,
-            oomd=now.most > stall.OOMD_SWAP if one.name == stall.SWAP else one.oomd.kills,
+            oomd=one.oomd.kills,
         )
 
     def _over(self, one: _Subject, now_ns: int, why: str) -> None:
         """A stall is over, or its pod is gone."""
         ended, reported = one.stall, one.reported
         one.stall, one.again, one.cause, one.reported, one.found_ns = None, None, None, None, 0
-        seen, one.oomd, one.before = one.oomd, UNSEEN, {}
+        one.before = {}
         if ended is not None and reported is not None:
             self._log_budget("info", one.texts[2], pod=one.name, why=why)
-            oomd = reported.oomd or seen.kills
-            self.report(
-                replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why, full=seen.full, oomd=oomd)
-            )
+            last = replace(reported, ts_ns=now_ns, share=round(ended.most, 4), over=why)
+            self.report(replace(last, full=one.oomd.full, oomd=one.oomd.kills))
+        one.oomd = UNSEEN
 
     def _lacks(self, one: _Subject) -> Lacks:
         first, last = one.loads[0], one.loads[-1]

@@ -102,6 +102,9 @@ class Registry:
         old = entry = self.by_uid.get(message.uid)
         cgroup = Path(message.cgroup)
         cgroup_id = cgroup.stat().st_ino
+        if entry is not None and entry.cgroup_id != cgroup_id:  # made anew, perhaps without its containers yet
+            self.drop(message.uid)
+            old = entry = None
         if cgroup_id in self.protected:
             raise MonitorError(f"{cgroup} is the node or kubepods itself", "name a cgroup of the pod's own")
         wanted = {name: (Path(path).stat().st_ino, Path(path)) for name, path in message.containers.items()}
@@ -109,7 +112,7 @@ class Registry:
         if entry is None or (entry.cgroup_id, {name: at[0] for name, at in entry.containers.items()}) != ids:
             self.drop(message.uid)
             entry = self._new(message, cgroup, cgroup_id, wanted)
-            if old is not None and old.cgroup_id == cgroup_id:  # with other containers
+            if old is not None:  # with other containers
                 entry.evicted, entry.usage, entry.floor = old.evicted, old.usage, old.floor
                 self._note_growth(entry)
         for name, value in zip(_SPEC, _spec(message), strict=True):

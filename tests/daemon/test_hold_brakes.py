@@ -13,7 +13,7 @@ from monitor.hold import brakes as hold_brakes
 from monitor.hold import pod_brake
 from monitor.hold.brakes import KILL, HoldBrakes
 from monitor.hold.pod_brake import PendingKills
-from monitor.kernel import cgroupfs
+from monitor.kernel import cgroupfs, procfs
 from tests import live
 from tests.hold.braked import V2, Stand, stand
 
@@ -105,7 +105,7 @@ def test_who_has_ended_waits_for_no_thaw(tmp_path: Path) -> None:
 def test_groups_of_a_process_make_no_look_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc/PID/status has all 65,536 of them, and took 30 ms for each process of a held pod."""
     read = list[str]()
-    monkeypatch.setattr(pod_brake, "open", lambda name, how: read.append(name) or open(name, how), raising=False)  # noqa: SIM115
+    monkeypatch.setattr(procfs, "open", lambda name, how: read.append(name) or open(name, how), raising=False)  # noqa: SIM115
     with stand(tmp_path / "state") as held, held.puppet() as puppet:
         puppet.do("import os; os.setgroups(range(65536))")
         assert not PendingKills(held.pod).look()

@@ -32,6 +32,20 @@ def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures
     assert world.sent == [], "the kubelet has its turn"
 
 
+def test_a_pod_that_cannot_be_held_any_more_is_decided_about_as_any_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vm.panic_on_oom was set, for example: its brake puts everything back, and nothing in force again."""
+    grown(world, 301, 99)
+    brake = world.brakes[HOG]
+    brake.release()
+    monkeypatch.setattr(brake, "_brake", lambda how, cap: None)
+    look_later(world)
+    assert [one.pod for one in reported(world, PodReleased)] == [HOG]
+    look_later(world)
+    assert [message.pod for message in world.sent] == [HOG]
+
+
 @pytest.mark.parametrize(("available", "decided"), [(99, [HOG]), (250, [])])
 def test_a_kubelet_that_evicts_another_pod(world: World, available: int, decided: list[str]) -> None:
     """The policy decides itself: whether anybody has to go still."""

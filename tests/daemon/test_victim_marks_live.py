@@ -42,7 +42,6 @@ def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: La
     with live.daemon(node, "--enforce", *hard(8)) as daemon:
         become(hogs, 1000, SECOND)
         live.until(lambda: live.metric(daemon, "oom_guided_pods") == 1, "the mark to be counted")
-        assert live.metric(daemon, "oom_guided_pods") == 1
         live.ended(daemon)
         assert live.messages(daemon, "oom_score_adj of a pod's processes cannot be set") == []
     become(hogs, *OWN)

@@ -274,5 +274,15 @@ def test_a_refused_event_does_not_hold_up_the_others(
     assert "".join(capfd.readouterr()).count("an event is refused") == events.reports.events_dropped
 
 
+def test_a_right_that_one_namespace_lacks_holds_up_no_other(events: Writer, api: FakeApiServer) -> None:
+    api.store.create("pods", pod("other", namespace="elsewhere"))
+    right = 'events is forbidden: User "outrace" cannot create resource "events" in API group ""'
+    api.fail(faults.status(403, "Forbidden", right), path="/namespaces/elsewhere/events", times=10**6)
+    events.reports.add(report(api, "other", "elsewhere", status=False))
+    events.reports.add(report(api, status=False))
+    events.after(600)
+    assert (reasons(api), events.waiting, events.reports.events_dropped) == (BOTH, ["other"], 0)
+
+
 def _phase(api: FakeApiServer) -> str:
     return str(api.store.get(("pods", "default", "web"))["status"]["phase"])

@@ -22,7 +22,7 @@ def test_a_full_swap_is_the_pods_that_has_most_of_it(tmp_path: Path, evict: bool
     node.seconds(14)
     (found,) = node.events()
     assert (found.domain, found.pod_name, found.cause, found.why) == ("node", "swap.used", "reader", "swapped")
-    assert (found.grew, found.swap, found.share) == (30 * MIB, True, 0.95)
+    assert (found.grew, found.swap, found.share, found.oomd) == (30 * MIB, True, 0.95, True)
     asked = [(one.pod, one.message) for one in node.sent]
     assert asked == [("reader", "95% of swap is in use; ns/reader has 30.0 MiB of it.")] * evict
     node.stalls.acted(node.now_ns, "reader" if evict else "")
@@ -30,6 +30,18 @@ def test_a_full_swap_is_the_pods_that_has_most_of_it(tmp_path: Path, evict: bool
     del node.node.pods["reader"]
     node.seconds(7)
     assert [one.over for one in node.events()] == ["evicted" if evict else "freed"]
+
+
+def test_systemd_oomd_kills_above_a_line_of_its_own_whatever_memory_pressure_is(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node", "swap.used>80%,grace=10s")
+    node.full, node.swap = 70.0, (0.85, 128 * MIB)
+    node.seconds(35)
+    assert [one.oomd for one in node.events()] == [False]
+    node.swap = 0.97, 128 * MIB
+    node.seconds(2)
+    node.swap = 0.5, 128 * MIB
+    node.seconds(7)
+    assert [(one.over, one.share, one.oomd) for one in node.events()] == [("calm", 0.97, True)]
 
 
 @pytest.mark.parametrize("swap", [None, (1.0, 128 * MIB)])

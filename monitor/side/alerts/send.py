@@ -129,10 +129,13 @@ class Receiver(threading.Thread):
                 return all(self._post([alert]) for alert in alerts)
             self._counters["failed"] += 1
             if refused:
+                self._retry.reset()
                 self._over(alerts, "dropped")
                 about = {"receiver": self.name, "alert": alerts[0].name, "problem": str(error)}
                 self._log.error("an alert was refused and is given up", **about)
             else:
+                if str(error) != self._retry.problem:
+                    self._retry.problem = ""  # a line of the log for each reason
                 self._retry.failed(error, "alerts cannot be delivered; trying again", receiver=self.name)
             return refused
         self._over(alerts, "sent")

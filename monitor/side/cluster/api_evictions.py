@@ -168,12 +168,14 @@ class ApiEvictions:
                 return self._away(pod, error)
         if is_gone:
             self._log.info("a pod to be evicted is gone, or made anew under its name", pod=label(pod), uid=pod.uid)
+            self._retry.reset()
             return GONE
         # A pod under two budgets gets 500, every time: the next candidate is tried, not this one for ever.
         of_this_pod = isinstance(error, ApiError) and (error.code == 500 or not passes(error))
         if not of_this_pod or isinstance(error, Unauthorized):
             return self._away(pod, error)
         self._refusal = str(error)
+        self._retry.reset()  # the server answers
         return BUDGET if isinstance(error, TooManyRequests) else FAILED
 
     def _away(self, pod: Pod, error: MonitorError) -> str:

@@ -22,7 +22,7 @@ from monitor.policy.qos import is_mirror, is_static
 from monitor.settings.config import RunConfig
 from monitor.side.cluster.api_evictions import ApiEvictions
 from monitor.side.cluster.node import NodeReport
-from monitor.side.cluster.reports import Report, Reports
+from monitor.side.cluster.reports import TIMEOUT_S, Report, Reports
 from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, OtherEviction
@@ -136,7 +136,7 @@ class Cluster:
         if time.monotonic() < self._warmth.due:
             return
         try:
-            self._client.warm()
+            self._client.warm(TIMEOUT_S)
         except MonitorError as error:
             self._warmth.failed(error, "the API server does not answer; status and events wait")
         else:

@@ -255,6 +255,9 @@ class Reports:
                 self._send(waiting[0], waiting[0].events[0])
             except MonitorError as error:
                 self._retry.failed(error, "events wait for the API server", waiting=len(waiting))
+                if isinstance(error, Forbidden):  # of one namespace, perhaps: the others' come first
+                    with self._lock:
+                        self._reports.sort(key=lambda one: one is waiting[0])
         return None
 
     def _send(self, report: Report, event: dict[str, Any]) -> None:

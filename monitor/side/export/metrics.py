@@ -39,6 +39,7 @@ from monitor.side.export.http import Response
 from monitor.side.export.log import Log, LogBudget
 from monitor.side.health import Health
 from monitor.side.holds import Holds
+from monitor.side.incidents import TooLargeError
 from monitor.side.node_state import Figures, NodeState
 
 if TYPE_CHECKING:
@@ -369,7 +370,8 @@ def race_metrics(races: Races, pods: Mapping[tuple[str, str], FoundPod]) -> Iter
     yield from _stalls(races, pods)
 
     yield gauge("incidents_stored", "Incidents in the store.", store.stored or 0)
-    yield gauge("incident_store_failing", "1 while incidents cannot be stored.", judge.files.failing is not None)
+    failing = judge.files.failing is not None and not isinstance(judge.files.failing, TooLargeError)
+    yield gauge("incident_store_failing", "1 while incidents cannot be stored.", failing)
     yield counter("incidents_lost", "Incidents that are not stored: refused, or dropped before.", judge.dropped)
 
     counters = races.alerts.counters
