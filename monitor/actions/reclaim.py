@@ -21,11 +21,13 @@ from typing import NamedTuple
 
 from monitor.actions.oomadj import Logger
 from monitor.kernel.procfs import Process
-from monitor.owner import ChangeableError, program, search_path
+from monitor.owner import ChangeableError, check_alone, program, search_path
 from monitor.policy.layout import DELETE_IMAGES
 
 #: The kubelet gives one call to the container runtime 2 minutes (runtimeRequestTimeout).
 TIMEOUT_S = 120.0
+#: Where podman and its kin have their configuration, if root says so.
+_FILES = ("CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF")
 #: Bytes of what a command wrote last, in which its last line is looked for.
 _TAIL = 4096
 DONE, FAILED, KILLED = RESULTS = ("done", "failed", "killed")
@@ -95,8 +97,7 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None
                 stdout=writer,
                 stderr=writer,
                 cwd="/",
-                # Nothing else of ours: root's store is meant, no service elsewhere (CONTAINER_HOST).
-                env={"PATH": search_path(), "HOME": pwd.getpwuid(os.geteuid()).pw_dir},
+                env=environment(),
                 start_new_session=True,
             )
         finally:
@@ -116,6 +117,16 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None
         os.close(reader)
     last = tail.decode(errors="replace").rstrip().rpartition("\n")[2].strip()
     return status if in_time else None, last
+
+
+def environment() -> dict[str, str]:
+    """What a clean-up gets of ours: root's store is meant, no service elsewhere (CONTAINER_HOST), and no file that is
+    another user's. Raises ChangeableError.
+    """
+    files = {name: os.environ[name] for name in _FILES if name in os.environ}
+    for path in files.values():
+        check_alone(Path(path))
+    return {"PATH": search_path(), "HOME": pwd.getpwuid(os.geteuid()).pw_dir, **files}
 
 
 def _make_ordinary(pid: int) -> None:

@@ -52,24 +52,23 @@ def test_directories_of_others_in_the_path_are_passed_over(
         program("no-such-program")
 
 
-def test_a_clean_up_gets_nothing_of_the_environment(
+def test_a_clean_up_gets_nothing_of_the_environment_but_roots_own_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[str], tuple[int | None, str]]
 ) -> None:
     """`sudo -E` keeps CONTAINER_HOST (another user's service), XDG_* and HOME (another user's containers.conf)."""
     script(tmp_path / "bin" / "podman", f"env > {tmp_path}/env")
-    bait = (
-        "CONTAINER_HOST",
-        "CONTAINERS_STORAGE_CONF",
-        "XDG_CONFIG_HOME",
-        "XDG_RUNTIME_DIR",
-        "LD_PRELOAD",
-        "PYTHONPATH",
-    )
+    own = tmp_path / "storage.conf"
+    own.touch()
+    bait = ("CONTAINER_HOST", "CONTAINER_CONNECTION", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "LD_PRELOAD", "PYTHONPATH")
     for name in bait:
         monkeypatch.setenv(name, str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(own))
     assert run("podman") == (0, "")
     given = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
-    assert given.keys() - {"PWD", "SHLVL", "_"} == {"PATH", "HOME"}
+    assert given.keys() - {"PWD", "SHLVL", "_"} == {"PATH", "HOME", "CONTAINERS_STORAGE_CONF"}
     assert given["HOME"] == "/root"
+    os.chown(own, others.UID, -1)
+    with pytest.raises(ChangeableError, match=f"{own} belongs to user {others.UID}; chown root {own}"):
+        run("podman")
