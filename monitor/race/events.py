@@ -171,7 +171,7 @@ class Stalled(Timed):
     `share`: the most of a second. `cause`: uid of the pod that caused it, None for none; `why`: of
     `monitor.policy.stall`. `lacks`: bytes that it had; `grew`: bytes that the cause grew by. `swap`: it reads swap, or
     swap is full. `over`: why it is over, of `monitor.policy.stall`. `full`: the most of memory pressure `full` over
-    10 s, 0 to 1; `oomd`: systemd-oomd would have killed.
+    10 s, 0 to 1, or of swap; `oomd`: systemd-oomd would have killed.
     """
 
     domain: str

@@ -15,8 +15,8 @@ class StalledPod(Record):
     """The pod that stalled, or "machine", "kubepods"; "swap.used": swap was full. `share`: the most of a second, of
     swap what was in use. `ms`: how long it has lasted. `cause`: the pod that caused it; None: no pod did. `why`: of
     `monitor.policy.stall`. `lacks_bytes` it had, the cause grew by `grew_bytes`, or has so much of swap. `over`: why
-    it is over; "" while it lasts. `full`: the most of memory pressure `full` over 10 s, 0 to 1; None: not known.
-    `oomd`: whether systemd-oomd would have killed, by its defaults. (The kubelet looks at no stall.)
+    it is over; "" while it lasts. `full`: the most of memory pressure `full` over 10 s, 0 to 1, or of swap; None: not
+    known. `oomd`: whether systemd-oomd would have killed, by its defaults. (The kubelet looks at no stall.)
     """
 
     pod: str
@@ -76,9 +76,11 @@ def _ended_by(found: StalledPod) -> str:
 def _oomd(found: StalledPod) -> str:
     if found.oomd:
         return "; systemd-oomd would have killed"
-    if found.pod == SWAP:
-        return "; systemd-oomd would do nothing"
-    return "" if found.full is None else f"; systemd-oomd would do nothing (memory pressure full {found.full:.0%})"
+    if found.full is None:
+        return ""
+    return (
+        f"; systemd-oomd would do nothing ({'swap' if found.pod == SWAP else 'memory pressure full'} {found.full:.0%})"
+    )
 
 
 def remedy(f: Facts) -> list[str]:

@@ -231,7 +231,7 @@ class Stalls:
                 one.before = self._grown[0][1] if self._grown else {}
                 sizes = [has[one.key] for _, has in self._grown if one.key in has]
                 one.had = max(sizes, key=sum, default=NOTHING)
-            swap = Oomd(kills=goes_on.most > stall.OOMD_SWAP) if one.name == stall.SWAP else None
+            swap = Oomd(goes_on.most, kills=goes_on.most > stall.OOMD_SWAP) if one.name == stall.SWAP else None
             one.stall, one.oomd = goes_on, swap or one.oomd.seen(pressure.full(one.files), now_ns)
             self._follow(one, goes_on, now_ns)
             if one.rule.relax and now_ns - one.relaxed[0] >= stall.RELAX_PACE_NS:

@@ -25,7 +25,7 @@ node = pytest.fixture(harness.side_node)
 
 def test_messages_that_cannot_be_used_are_counted_and_the_next_one_counts(node: Node) -> None:
     hot = node.synced(log_format="json")
-    for kind in (messages.PodHeld, messages.Evicted):
+    for kind in (messages.Suspended, messages.Reap):
         hot.send(kind(*(None for _ in kind._fields)))
     hot.send(LogLine("error", "still here", {"n": 1, "text": 'a "quoted" text'}))
     record = json.loads(hot.wait_for_log('"still here"'))
