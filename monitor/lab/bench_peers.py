@@ -244,8 +244,9 @@ def once(peer: str, load: str) -> Seen:
         stack.enter_context(swap(load == "zram"))
         parent = stack.enter_context(managed(peer == "systemd-oomd"))
         node = stack.enter_context(LabNode("peers", meminfo.mem_total(), parent=parent, swaps=True))
-        with suppress(OSError):
-            (node.cgroup / "cgroup.subtree_control").write_text("+io")
+        for above in (node.cgroup.parent, node.cgroup):  # systemd takes it away where no unit needs it
+            with suppress(OSError):
+                (above / "cgroup.subtree_control").write_text("+io")
         stack.enter_context(running(peer, node, place))
         return watch(Scene(node, place), load)
 
