@@ -220,7 +220,7 @@ def test_a_lock_is_of_one_and_given_back_with_its_descriptor(tmp_path: Path) -> 
     state = tmp_path / "new" / "dir"
     try:
         assert f"(pid {os.getpid()}) is running on state directory {state}" in no_lock(state)
-        assert (state / "lock").read_text() == f"{os.getpid()}\n"
+        assert (state / "lock").read_text().strip() == str(os.getpid())
     finally:
         os.close(first)
     with open(state / "lock", "rb") as file:
