@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from monitor.actions.oom_values import ScoreNotes, Seen, seen_now
+from monitor.actions.oom_values import SANDBOX, ScoreNotes, Seen, seen_now
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import MOST_CONTAINERS, FoundPod
@@ -27,8 +27,6 @@ _TURN = 128
 #: Cgroups of a pod whose processes are listed, 27 us each: those in later ones have what they inherit. A pod counts as
 #: so many processes at least, because empty cgroups cost as much.
 _CGROUPS, _LEAST = 1024, 16
-#: What runtimes give a pod's sandbox: it stays. No process without CAP_SYS_RESOURCE gives itself that.
-_SANDBOX = -998
 #: Mismatches remembered per pod, so that each is logged once.
 _MAX_REPORTED = 1024
 
@@ -223,8 +221,8 @@ class OomScores:
             containers = pod.found.containers.items()
             container = next((name for name, own in containers if path.is_relative_to(own)), None)
             is_now, started = process.oom_score_adj(), process.started()
-        if container is None and path.parent == pod.found.cgroup and is_now == _SANDBOX:
-            return None
+        if container is None and path.parent == pod.found.cgroup and is_now == SANDBOX:
+            return None  # no process without CAP_SYS_RESOURCE gives itself that
         should = pod.default if container is None else pod.scores.get(container)
         if should is None or is_now is None or started is None or is_now == should:
             return None

@@ -92,16 +92,15 @@ class Summary:
         """Of this moment; from any thread, without a request to the hot process. Far from every threshold the counters
         stand still, and the figures are those of the cgroup files then. ``is_live``: for frames that follow each other.
         """
-        counted = not is_live or self.figures.is_counted()
-        return Response(200, "application/json", json.dumps(self.made(counted, waits=not is_live)).encode())
+        return Response(200, "application/json", json.dumps(self.made(waits=not is_live)).encode())
 
-    def made(self, counted: bool = True, *, waits: bool = False) -> dict[str, Any]:
+    def made(self, *, waits: bool = False) -> dict[str, Any]:
         """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers.
-        ``counted``: by the kernel programs, where they count. ``waits``: the kernel's victim is looked for now.
+        ``waits``: the kernel's victim is looked for now.
         """
         node, races = self.node, self.races()
         now, started = timestamp(time.time()), timestamp(node.started)
-        domains = self.figures.domains(counted)
+        domains = self.figures.domains()
         containers = [
             {"name": "pods", "startTime": started, "memory": _memory(domains[name], now)}
             for name in domains.keys() & {"kubepods"}
@@ -115,7 +114,7 @@ class Summary:
             "stalls": {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()},
             "status": self._status(),
         }
-        pods = [self._pod(found, now, counted) for found in node.pods.values()]
+        pods = [self._pod(found, now) for found in node.pods.values()]
         return {"node": shown | {"systemContainers": containers}, "pods": pods, "outrace": ours}
 
     def _status(self) -> dict[str, Any]:
@@ -132,8 +131,8 @@ class Summary:
             "lost": self.figures.lost(),  # where -> records
         }
 
-    def _pod(self, found: FoundPod, now: str, counted: bool) -> dict[str, Any]:
-        pod, used = found.pod, partial(self.figures.used, counted=counted, limited=True)
+    def _pod(self, found: FoundPod, now: str) -> dict[str, Any]:
+        pod, used = found.pod, partial(self.figures.used, limited=True)
         started = timestamp(self.node.first_seen.get(pod.uid, self.node.started))
         read = {name: reading for name, path in found.containers.items() if (reading := used(path)) is not None}
         whole = used(found.cgroup)

@@ -33,6 +33,12 @@ sys.exit(main.main(sys.argv[sys.argv.index("run"):]))
 node = live.fixture(LabNode, "test-ladder", 160 * MIB)
 
 
+@pytest.fixture
+def bpf_rung() -> None:
+    if not any(offer.ok for offer in charging.offered()):
+        pytest.skip("no BPF rung on this kernel")
+
+
 def soft(node: LabNode, tmp_path: Path, hooks: str, *options: str, **rest: object) -> LabDaemon:
     return LabDaemon(node, "--hooks", hooks, *HARD, *options, state_dir=tmp_path / "state", **rest)
 
@@ -140,11 +146,10 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
 
 
 @pytest.mark.once
+@pytest.mark.usefixtures("bpf_rung")
 def test_a_loader_that_fails_is_a_rung_less(
     node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not any(offer.ok for offer in charging.offered()):
-        pytest.skip("no BPF rung on this kernel")
     impostor = tmp_path_factory.mktemp("path")
     (impostor / "bcc.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setenv("PYTHONPATH", str(impostor))
@@ -157,10 +162,9 @@ def test_a_loader_that_fails_is_a_rung_less(
         assert live.rung(daemon) == POLL
 
 
+@pytest.mark.usefixtures("bpf_rung")
 def test_a_daemon_whose_hook_fails_ends_and_the_next_one_polls(node: LabNode, tmp_path: Path) -> None:
     """Started again by its service manager: it polls, until BPF is tried again."""
-    if not any(offer.ok for offer in charging.offered()):
-        pytest.skip("no BPF rung on this kernel")
     pod, state = node.add_pod("hog"), tmp_path / "state"
     live.lend_pins(state)
     options = ("--enforce", "--trigger", "kernel")
@@ -190,12 +194,11 @@ def test_a_daemon_whose_hook_fails_ends_and_the_next_one_polls(node: LabNode, tm
 
 
 @pytest.mark.once
+@pytest.mark.usefixtures("bpf_rung")
 def test_every_kill_is_reported_once_whatever_the_hooks_of_the_daemon_before(
     node: LabNode, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A daemon with BPF, none, one that polls, none, one with BPF again."""
-    if not any(offer.ok for offer in charging.offered()):
-        pytest.skip("no BPF rung on this kernel")
     pod, text = (
         node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB),
         "the kernel's OOM killer killed a process",
@@ -228,9 +231,8 @@ def test_every_kill_is_reported_once_whatever_the_hooks_of_the_daemon_before(
 
 @pytest.mark.once
 @pytest.mark.parametrize("how", ["unloaded", "unmounted"])
+@pytest.mark.usefixtures("bpf_rung")
 def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: Path, how: str) -> None:
-    if not any(offer.ok for offer in charging.offered()):
-        pytest.skip("no BPF rung on this kernel")
     pod = node.add_pod("own", "Burstable", request=8 * MIB, limit=32 * MIB)
     live.lend_pins(tmp_path / "state")
     with soft(node, tmp_path, "auto", wrapper=live.in_own_mounts("")) as daemon:
