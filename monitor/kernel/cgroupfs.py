@@ -159,9 +159,9 @@ def locate(hierarchy: Hierarchy, text: str) -> Path:
         raise ConfigError(f"{text!r} is not the name of a cgroup", _where(hierarchy))
     if ".." in text.split("/"):
         raise ConfigError(f"cgroup {text!r} leads outside the hierarchy", f"write it without '..'; {_where(hierarchy)}")
-    root, path = hierarchy.root, Path(text)
     # Without ".." this cannot leave the hierarchy: the kernel's cgroup trees have no symbolic links.
-    return path if path.is_absolute() and path.is_relative_to(root) else root / text.lstrip("/")
+    root = os.fspath(hierarchy.root)
+    return Path(text) if f"{text}/".startswith(f"{root}/") else hierarchy.root / text.lstrip("/")
 
 
 def _where(hierarchy: Hierarchy) -> str:

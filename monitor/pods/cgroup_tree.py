@@ -193,7 +193,8 @@ def search(hierarchy: Hierarchy, node: Path, uids: Iterable[str]) -> Path | None
 
 def believed(hierarchy: Hierarchy, path: Path) -> KubePath | None:
     """What the path of a cgroup says, where it lies in a kubepods that root alone made."""
-    kube = parse(str(path.relative_to(hierarchy.root))) if path.is_relative_to(hierarchy.root) else None
+    root = f"{hierarchy.root}/"
+    kube = parse(os.fspath(path).removeprefix(root)) if os.fspath(path).startswith(root) else None
     return kube if kube and not distrust(hierarchy.root / kube.root, hierarchy.root) else None
 
 

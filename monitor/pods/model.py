@@ -19,8 +19,6 @@ RESCAN_S = 60.0
 #: 1.5 MB of a pod are 20,000 containers: those after so many count as if they requested nothing, so that the pod is
 #: evicted sooner. (The kubelet has 110 pods on a node, of 1 to 10 containers.)
 MOST_CONTAINERS = 200
-#: Each round of a scan can discover one more level of directories to watch; a kubepods tree has five.
-_ROUNDS = 8
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,8 @@ class PodSource(ABC):
         if not events and time.monotonic() < self._next_scan:
             return Change()
         scan = self._scan()
-        for _ in range(_ROUNDS):
-            # A directory may have changed between being scanned and being watched: after new watches look again.
-            if not self._watcher.watch_only(scan.watch):
-                break
-            scan = self._scan()
+        # A directory may have changed between being scanned and being watched: after new watches look again.
+        scan.unsettled |= self._watcher.watch_only(scan.watch)
         self._next_scan = self._when(scan, bool(events))
         return self._difference(scan)
 

@@ -55,7 +55,8 @@ class SpecSource(PodSource):
         if not self._dirs and any(POD_CGROUP not in one.pod.annotations for one in manifests):
             uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
             self._list_pods(search(self.hierarchy, self.node, uids) or self.kubepods)
-        owners: dict[str, str] = {}  # of each pod's cgroup, with a slash at its end: where the pod is described
+        owners: dict[str, str] = {}  # of each pod's cgroup: where the pod is described
+        around: dict[str, str] = {}  # ... and of each cgroup above it
         seen: dict[str, str] = {}
         for manifest in manifests:
             uid = manifest.pod.uid
@@ -78,13 +79,14 @@ class SpecSource(PodSource):
                     scan.problems.append(f"{manifest.where}: {e}")
                 scan.watch.update(e.watch)
                 continue
-            if other := _owner(owners, found):
+            if other := _owner(owners, around, found):
                 scan.problems.append(
                     f"{manifest.where}: metadata.annotations[{POD_CGROUP}]: cgroup {found.cgroup} is shared with "
                     f"the pod of {other}, so neither could be killed alone; give each pod its own"
                 )
                 continue
-            scan.pods[uid], owners[f"{found.cgroup}/"] = found, manifest.where
+            scan.pods[uid], owners[os.fspath(found.cgroup)] = found, manifest.where
+            around |= dict.fromkeys(_above(found.cgroup), manifest.where)
         self.kubepods = self.kubepods or self._kubepods_of(scan)
         ids = {found.cgroup_ids[0] for found in scan.pods.values()}
         self._cleared = {at: when for at, when in self._cleared.items() if at in ids}
@@ -183,7 +185,7 @@ class SpecSource(PodSource):
             path = cgroupfs.locate(self.hierarchy, text)
         except ConfigError as e:
             raise ConfigError(f"metadata.annotations[{key}]: {e}") from e
-        if path == inside or not path.is_relative_to(inside):
+        if not os.fspath(path).startswith(f"{inside}/"):
             what, other = "the pod's cgroup ", ""
             if inside == self.node:
                 what, other = "the node ", ", or start outrace with another --node-cgroup"
@@ -222,12 +224,18 @@ class SpecSource(PodSource):
         return found
 
 
-def _owner(owners: Mapping[str, str], found: FoundPod) -> str | None:
+def _owner(owners: Mapping[str, str], around: Mapping[str, str], found: FoundPod) -> str | None:
     """Whose the pod's cgroup is already. One that an annotation names may also lie in another's, or around it."""
-    at = f"{found.cgroup}/"
+    at = os.fspath(found.cgroup)
     if POD_CGROUP not in found.pod.annotations:
         return owners.get(at)
-    return next((owner for other, owner in owners.items() if other.startswith(at) or at.startswith(other)), None)
+    inside = (owners[path] for path in (at, *_above(found.cgroup)) if path in owners)
+    return next(inside, around.get(at))
+
+
+def _above(path: Path) -> list[str]:
+    text = os.fspath(path)
+    return [text[:end] for end, char in enumerate(text) if char == "/"]
 
 
 class ManifestSource(SpecSource):
