@@ -55,10 +55,11 @@ class ClusterSource(SpecSource):
 
     def _scan(self) -> Scan:
         scan = Scan()
+        self._find_kubepods()
         self.is_complete = self.feed.is_known  # before what is known is taken: it may be more a moment later
         listed = self.feed.manifests(self.pods)
         scan.problems.extend(self.feed.problems())
-        before = self._ids
+        before = dict(self._ids)
         self._match(scan, listed)
         if self._ids != before:
             self.feed.soon(CHANGING_S)

@@ -53,6 +53,7 @@ class Watcher:
         self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watches: dict[Path, tuple[int, int]] = {}  # directory -> (watch descriptor, inode)
         self._paths: dict[int, Path] = {}
+        self.added: set[Path] = set()  # what the last call of `watch_only` watched anew
         self.incomplete = self._fd < 0  # a directory that should be watched is not (a limit of the user is reached)
 
     def fileno(self) -> int | None:
@@ -63,13 +64,13 @@ class Watcher:
             os.close(self._fd)
         self._fd = -1
 
-    def watch_only(self, wanted: Mapping[Path, int]) -> bool:
-        """Watch exactly these directories (path -> mask); True if at least one is watched anew. A directory that was
+    def watch_only(self, wanted: Mapping[Path, int]) -> set[Path]:
+        """Watch exactly these directories (path -> mask); those that are watched anew. A directory that was
         removed and made again is watched anew, at the latest after `drain` gave its removal.
         """
         for path in self._watches.keys() - wanted.keys():
             self._forget(path)
-        added, self.incomplete = False, self._fd < 0
+        self.added, self.incomplete = set(), self._fd < 0
         for path, mask in wanted.items():
             try:
                 inode = os.stat(path).st_ino
@@ -83,10 +84,10 @@ class Watcher:
             if wd >= 0:
                 self._watches[path] = (wd, inode)
                 self._paths[wd] = path
-                added = True
+                self.added.add(path)
             elif ctypes.get_errno() not in (errno.ENOENT, errno.ENOTDIR):
                 self.incomplete = True  # ENOSPC: fs.inotify.max_user_watches; EACCES: not ours to read
-        return added
+        return self.added
 
     def drain(self) -> list[Event]:
         """Events waiting now, each kind once; never blocks. What is not read leaves the descriptor readable."""

@@ -23,8 +23,8 @@ MOST_CONTAINERS = 200
 
 @dataclass(frozen=True)
 class FoundPod:
-    """A pod and its directories; ``containers`` has those names that have one. By ``cgroup_ids`` (the pod's, then its
-    containers') a cgroup that was removed and made again differs.
+    """A pod and its directories; ``containers`` has those names that have one, in order. By ``cgroup_ids`` (the pod's,
+    then its containers') a cgroup that was removed and made again differs.
     """
 
     pod: Pod
@@ -92,6 +92,7 @@ class PodSource(ABC):
         self.problems: tuple[str, ...] = ()  # also those reported before
         self.kubepods: Path | None = None  # the node's
         self._watcher = Watcher()
+        self._events: list[Event] = []  # since the last scan
         self._next_scan = 0.0  # time.monotonic(); 0 = at once
         self._patience_s = 0.0  # before looking again at what is unsettled
 
@@ -115,13 +116,13 @@ class PodSource(ABC):
 
     def poll(self) -> Change:
         """What changed since the last poll; the first gives everything. Bad input never raises: see ``problems``."""
-        events = [e for e in self._watcher.drain() if self._concerns(e)]
-        if not events and time.monotonic() < self._next_scan:
+        self._events = [e for e in self._watcher.drain() if self._concerns(e)]
+        if not self._events and time.monotonic() < self._next_scan:
             return Change()
         scan = self._scan()
         # A directory may have changed between being scanned and being watched: after new watches look again.
-        scan.unsettled |= self._watcher.watch_only(scan.watch)
-        self._next_scan = self._when(scan, bool(events))
+        scan.unsettled |= bool(self._watcher.watch_only(scan.watch))
+        self._next_scan = self._when(scan, bool(self._events))
         return self._difference(scan)
 
     def _when(self, scan: Scan, changed: bool) -> float:

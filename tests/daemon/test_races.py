@@ -48,6 +48,9 @@ def test_cgroup_names_give_what_a_cgroup_is() -> None:
         assert names.of_cgroup(12345, "u").kind == "container"  # somewhere inside that pod
         assert names.of_cgroup(ids[other]) == NamedCgroup(f"#{ids[other]}", "outside")
         assert set(names.ids()) == {ids[node], ids[slice_], ids[pod]}
+        again = FoundPod(made, pod, {"b": other, "c": container}, (ids[pod], ids[other], ids[container]))
+        names.update({"u": again}, slice_)
+        assert names.of_cgroup(ids[other]).path == f"/{top.name}/other"
         names.update({}, slice_)  # a kill is reported after its pod went
         assert names.of_cgroup(ids[container]).name == "ns/x"
 
