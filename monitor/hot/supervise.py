@@ -69,7 +69,8 @@ class Side:
             CHANNEL_FD: self._end.fileno(),
             HEARTBEAT_FD: self.timer.fileno(),
         }
-        env = os.environ | {name: str(fd) for name, fd in named.items()} | {CODE: MINE}
+        # One arena for all threads: the allocator keeps 2.5 MB more with one for each (500 pods).
+        env = os.environ | {name: str(fd) for name, fd in named.items()} | {CODE: MINE, "MALLOC_ARENA_MAX": "1"}
         fds = (*named.values(), self._listen_fd)
         for fd in fds:
             os.set_inheritable(fd, True)
