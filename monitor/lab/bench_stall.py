@@ -33,6 +33,7 @@ LOADS = dict.fromkeys(("neighbour", "fits", "own-limit", "backup", "writer", "st
 LOADS["neighbour"] = True
 SHARE = 50
 RULE = "stall: pod>{share}%,grace=5s,evict\n"
+RELAXING = "stall: pod>{share}%,grace=5s,evict,relax\n"
 
 
 class Seen(NamedTuple):

@@ -78,7 +78,8 @@ def files(options: Options) -> None:
             os.pwrite(fd, bytes(MIB), at)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    mapped = mmap.mmap(fd, size, prot=mmap.PROT_READ) if kind == "map" else None
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # its speed is that of files that are in memory
+    mapped = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ) if kind == "map" else None
     chance, count, at = random.Random(1), 0, 0
     write_line("ready")
     while True:
