@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from monitor.pods import manifest_files
 from monitor.pods.inotify import Watcher
 from monitor.pods.model import Change, PodSource
 from monitor.pods.source import open_for
+from monitor.pods.spec_source import ManifestSource
 from monitor.settings.config import RunConfig
 from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write, manifest
@@ -302,6 +304,38 @@ def test_what_appears_between_a_scan_and_its_watches_is_not_missed(
     pods.poll()
     assert pods.due_s() <= 0
     assert _names(pods.poll()) == ["a"]
+
+
+def test_a_pod_is_looked_at_again_when_something_happened_to_it_and_each_minute(
+    folder: Path, hierarchy: Hierarchy, pods: PodSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[str] = []
+    find = ManifestSource._find
+    monkeypatch.setattr(
+        ManifestSource, "_find", lambda self, one, scan: looked.append(one.pod.name) or find(self, one, scan)
+    )
+
+    def looks() -> list[str]:
+        pods.poll()
+        pods.poll()  # what is watched anew is looked at once more
+        found = sorted(set(looked))
+        looked.clear()
+        return found
+
+    for name in ("a", "b"):
+        _cgroup(hierarchy, name)
+        _write(folder / f"{name}.yaml", _pod(name, name))
+    assert looks() == ["a", "b"]
+    _cgroup(hierarchy, "c")
+    _write(folder / "c.yaml", _pod("c", "c"))
+    assert looks() == ["c"]
+    shutil.rmtree(hierarchy.root / "a")
+    _cgroup(hierarchy, "a")
+    _write(folder / "b.yaml", _pod("b", "b", memory="3Gi"))
+    assert looks() == ["a", "b"]
+    monkeypatch.setattr(pods, "_until_s", 0.0)
+    _cgroup(hierarchy, "d")
+    assert looks() == ["a", "b", "c"]
 
 
 def test_linked_files_as_a_mounted_config_map_has_them(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
