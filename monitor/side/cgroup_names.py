@@ -33,16 +33,18 @@ class NamedCgroup(NamedTuple):
 class CgroupNames:
     """The cgroups known now. Ids of removed cgroups stay known for a while: a kill is reported after it happened."""
 
-    #: Cgroups remembered after their pod went, and those that are looked at for one that is not known.
-    KEPT = SEARCHED = 4096
+    #: Cgroups remembered after their pod went, or that are no pod's, 1 KB each; and those that are looked at for one.
+    KEPT, SEARCHED = 1024, 4096
 
     def __init__(self, hierarchy: Hierarchy, node: Path) -> None:
         self._hierarchy = hierarchy
         self._node = node
         self._kubepods: Path | None = None
         self._pods: Mapping[str, FoundPod] = {}
-        self._names: dict[int, NamedCgroup] = {}
+        self._live: dict[int, NamedCgroup] = {}
+        self._gone: dict[int, NamedCgroup] = {}
         self._learned: dict[str, tuple[FoundPod, dict[int, NamedCgroup]]] = {}  # by uid, of the pods known now
+        self._roots: list[int] = []  # ids of the node and kubepods
         self._outside: set[int] = set()  # ids of cgroups that are not below the node
 
     def update(self, pods: Mapping[str, FoundPod], kubepods: Path | None) -> None:
@@ -52,14 +54,16 @@ class CgroupNames:
         if kubepods != self._kubepods:
             self._learned = {}
         self._pods, self._kubepods = pods, kubepods
-        for path, kind in ((self._node, "node"), (kubepods, "kubepods")):
-            if path is not None and (at := _id(path)) is not None:
-                self._put(at, NamedCgroup(self._name(path), kind))
         self._learned = {uid: self._of_pod(found) for uid, found in pods.items()}
+        live: dict[int, NamedCgroup] = {}
         for _, names in self._learned.values():
-            for at, named in names.items():
-                if named.pod is not None or at not in self._names:
-                    self._put(at, named)
+            live |= names
+        roots = [(path, kind) for path, kind in ((self._node, "node"), (kubepods, "kubepods")) if path is not None]
+        known = {at: NamedCgroup(self._name(path), kind) for path, kind in roots if (at := _id(path)) is not None}
+        self._roots, live = list(known), live | known
+        for at in self._live.keys() - live.keys():
+            self._keep(at, self._live[at])
+        self._live = live
 
     def _of_pod(self, found: FoundPod) -> tuple[FoundPod, dict[int, NamedCgroup]]:
         """The names of a pod's cgroups, as they were learned if it is the same pod: with 500 of them 60 ms a change."""
@@ -74,16 +78,17 @@ class CgroupNames:
             if (at := _id(parent)) is not None:
                 names[at] = NamedCgroup(self._name(parent), "pods" if self._node in parent.parents else "outside")
         paths = ((found.cgroup, "pod"), *((path, "container") for path in found.containers.values()))
-        for at, (path, kind) in zip(found.cgroup_ids, paths, strict=False):
+        for at, (path, kind) in reversed([*zip(found.cgroup_ids, paths, strict=True)]):  # a service is both
             names[at] = NamedCgroup(self._name(path), kind, uid, label(found.pod))
         return found, names
 
     def ids(self) -> list[int]:
-        return [at for at, named in self._names.items() if named.kind in ("node", "kubepods", "pod")]
+        """Of the node, kubepods and the pods that are there."""
+        return [*self._roots, *(found.cgroup_ids[0] for found in self._pods.values())]
 
     def of_cgroup(self, cgroup_id: int, pod: str | None = None) -> NamedCgroup:
         """What is known of a cgroup. An unknown cgroup of a process of ``pod`` lies within that pod."""
-        found = self._names.get(cgroup_id)
+        found = self._known(cgroup_id)
         if found is not None:
             return found
         if pod is not None and (known := self._pods.get(pod)) is not None:
@@ -92,17 +97,17 @@ class CgroupNames:
 
     def knows(self, cgroup_id: int) -> bool:
         """Whether a cgroup is known to be the node or below it; does not search the tree."""
-        return cgroup_id in self._names and self.locate(cgroup_id)
+        return self._known(cgroup_id) is not None and self.locate(cgroup_id)
 
     def locate(self, cgroup_id: int) -> bool:
         """Whether a cgroup is the node or below it, as far as it is found: of a service the id is not known before."""
-        known = self._names.get(cgroup_id)
+        known = self._known(cgroup_id)
         if known is not None:
             return known.kind != "outside" or self._node == self._hierarchy.root or self._is_below(known)
         if cgroup_id in self._outside:
             return False  # an earlier search did not find it: the kernel does not use ids again
         if (path := self._search(cgroup_id)) is not None:
-            self._put(cgroup_id, self._within(path))
+            self._keep(cgroup_id, self._within(path))
             return True
         if len(self._outside) >= self.KEPT:
             self._outside.clear()
@@ -132,16 +137,15 @@ class CgroupNames:
 
     def _above(self, path: Path) -> Iterator[NamedCgroup]:
         for above in path.parents:
-            at = _id(above)
-            if at is not None and at in self._names:
-                yield self._names[at]
+            if (named := self._known(_id(above))) is not None:
+                yield named
 
     def _is_below(self, named: NamedCgroup) -> bool:
         return named.path == self._name(self._node) or named.path.startswith(f"{self._name(self._node)}/")
 
     def of_process(self, pid: int, cgroup_id: int) -> NamedCgroup:
         """Where a process is: by its cgroup's id, else, while it lives, by the nearest cgroup above that is known."""
-        if cgroup_id not in self._names:
+        if self._known(cgroup_id) is None:
             with Process(pid) as process:
                 path = process.memory_cgroup(self._hierarchy)
             found = None if path is None else next(self._above(path), None)
@@ -149,12 +153,13 @@ class CgroupNames:
                 return found
         return self.of_cgroup(cgroup_id)
 
-    def _put(self, at: int, named: NamedCgroup) -> None:
-        known = self._names.pop(at, None)
-        # Every change of a pod names all cgroups anew: the name stays the same object, so samples share one text.
-        self._names[at] = named if known is None or known != named else known
-        while len(self._names) > self.KEPT:
-            del self._names[next(iter(self._names))]
+    def _known(self, at: int | None) -> NamedCgroup | None:
+        return None if at is None else self._live.get(at) or self._gone.get(at)
+
+    def _keep(self, at: int, named: NamedCgroup) -> None:
+        self._gone[at] = named
+        while len(self._gone) > self.KEPT:
+            del self._gone[next(iter(self._gone))]
 
     def _name(self, path: Path) -> str:
         return f"/{path.relative_to(self._hierarchy.root)}" if path != self._hierarchy.root else "/"

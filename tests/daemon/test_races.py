@@ -53,6 +53,7 @@ def test_cgroup_names_give_what_a_cgroup_is() -> None:
         assert names.of_cgroup(ids[other]).path == f"/{top.name}/other"
         names.update({}, slice_)  # a kill is reported after its pod went
         assert names.of_cgroup(ids[container]).name == "ns/x"
+        assert set(names.ids()) == {ids[node], ids[slice_]}  # ... and not measured any more
 
 
 @pytest.mark.once  # the kernel's part in it is in test_oom.py: records outlive their reader
