@@ -42,7 +42,7 @@ class Managed(NamedTuple):
         rule = rules.get(scope)
         if scope == SWAP and self.swap:
             return rule or SWAP_RULE
-        if scope != POD or rule is None:
+        if scope != POD or rule is None or not self.pressure:
             return rule
         places = (cgroup, *map(str, PurePosixPath(cgroup).parents))
         share, grace_ns = next((self.pressure[one] for one in places if one in self.pressure), rule[1:3])
