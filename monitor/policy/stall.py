@@ -48,7 +48,8 @@ RELAXED_NS, LONGEST_RELAXED_NS = 60_000_000_000, 3_600_000_000_000
 
 class Load(NamedTuple):
     """Counters of a cgroup at a moment, which only grow. ``memory_us``, ``io_us``: time in which at least one task
-    waited (PSI, ``some``). ``refaults``, ``reclaimed``, and what it has, ``size``: pages; None: not read.
+    waited (PSI, ``some``). ``refaults``, ``reclaimed``, ``swap_ins`` (refaults from swap), and what it has, ``size``:
+    pages; None: not read.
     """
 
     ts_ns: int
@@ -56,6 +57,7 @@ class Load(NamedTuple):
     io_us: int
     refaults: int | None = None
     reclaimed: int | None = None
+    swap_ins: int | None = None
     size: int | None = None
 
 
@@ -126,6 +128,13 @@ def _refault_share(before: Load, now: Load) -> float:
     if reclaimed > 0:
         return min(1.0, max(0, refaults) / reclaimed)
     return 1.0 if refaults > _FEW_REFAULTS else 0.0
+
+
+def swaps(before: Load, now: Load) -> bool:
+    """Whether more than half of the pages that were read again came from swap."""
+    if before.refaults is None or before.swap_ins is None or now.refaults is None or now.swap_ins is None:
+        return False
+    return 2 * (now.swap_ins - before.swap_ins) > now.refaults - before.refaults > 0
 
 
 def goes_round(loads: Sequence[Load]) -> bool:

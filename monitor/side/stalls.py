@@ -32,12 +32,6 @@ T = TypeVar("T")
 
 #: Time between two samples, and of a subject that waits for more than half of its line.
 PACE_NS, NEAR_NS = 1_000_000_000, 250_000_000
-#: ... and of a subject without pressure files.
-UNKNOWN_PACE_NS = 5_000_000_000
-#: ... unless it is new: it has them when its first process has joined, and its growth counts from then on.
-NEW_NS = 2_000_000_000
-#: ... and of the memory of all pods, to measure growth: 110 pods cost 5 ms.
-GROWTH_PACE_NS = 5_000_000_000
 #: While the whole machine waited no longer than this, no pod did: microseconds. (The kernel weighs CPUs by their work,
 #: so a pod on one of 64 may have waited for 64 times as long: for 6 % of a second.)
 _CALM_US = 1000
@@ -62,7 +56,6 @@ class _Subject:
     rule: Rule
     files: Path | None = None  # where its pressure files are
     loads: deque[Load] = field(default_factory=deque)
-    swap_ins: deque[int] = field(default_factory=lambda: deque(maxlen=2))
     stall: Stall | None = None
     again: Stall | None = None  # the same, without the time before a pod was last evicted
     origin: Load | None = None  # the first sample of that with pages
@@ -73,22 +66,14 @@ class _Subject:
     oomd: Oomd = UNSEEN
     lacks: int = 0  # bytes, when the cause was found
     reported: Stalled | None = None
-    cause_kept: int = 0  # bytes of the cause that reclaim cannot take, when it was reported
     asked: tuple[str, int] = ("", 0)  # the pod that hot was asked to evict last, and the bytes that were lost then
-    look_ns: int = 0  # when to look next whether a pod is to be evicted
     relaxed: tuple[int, float] = (0, 0.0)  # when memory.high was looked at last, and how much of the stall was waiting
     due_ns: int = 0
-    new_until_ns: int = 0
     whole_us: int | None = None  # for which the machine had waited when its files were read last
 
     @property
     def texts(self) -> tuple[str, str, str]:
         return _SWAP_TEXTS if self.name == stall.SWAP else _TEXTS
-
-    @property
-    def key(self) -> str:
-        """Of its size."""
-        return self.uid or self.name
 
 
 @dataclass(eq=False)
@@ -110,24 +95,18 @@ class Stalls:
     def __post_init__(self) -> None:
         self.shares: Mapping[str, float] = {}  # of the last second, by uid, `KUBEPODS`, `MACHINE`
         self.counted = 0  # stalls
-        self._has = Sizes(self.node, self.figures)
+        self._has = Sizes(self.node, self.figures, self.order)
         self._rules = {rule.scope: rule for rule in map(stall.parse_rule, self.node.config.stall)}
-        self._evicts = any(rule.evict for rule in self._rules.values())
         self._whole_us: int | None = None
         self._v2 = pressure.unified(self.node.hierarchy)
         self._subjects: dict[str, _Subject] = {}
-        self._grown: deque[tuple[int, dict[str, Size]]] = deque()
-        self._grown_due_ns = 0
         self._matched: tuple[object, ...] = ()  # what `_match` saw last
-        self._first: dict[str, int] = {}  # uid -> bytes that reclaim could not take when the pod was seen first
         self._asked_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause
         self._acted_ns = -EVICT_PACE_NS  # when a pod was evicted, or had ended, for any reason
         self._evicted: deque[tuple[int, str]] = deque(maxlen=_EVICTED)  # when, and the uid
         self._problem = ""  # logged last
         self._log_budget = LogBudget(self.log)  # of this thread: a pod can cause any number of lines
         self.relaxing = Relaxing(self.node, self.figures, self.log, self._log_budget)
-        #: When they were read: the sizes of all pods, and the uids that may be evicted, in order.
-        self._now: tuple[int, Mapping[str, Size], Sequence[str]] = (-PACE_NS, {}, ())
 
     def acted(self, now_ns: int, uid: str = "") -> None:
         """An eviction begins or ends, for whatever reason; ``uid``: outrace's begins. From one other thread."""
@@ -162,12 +141,7 @@ class Stalls:
     def turn(self, now_ns: int) -> int:
         """Sample what is due; when the next sample is."""
         self._match(now_ns)
-        known = any(subject.loads for subject in self._subjects.values())
-        if known and now_ns >= self._grown_due_ns and self.node.synced:  # what a late list of pods adds is no growth
-            self._grown_due_ns = now_ns + GROWTH_PACE_NS
-            self._grown.append((now_ns, self._has.all()))
-            while self._grown[0][0] < now_ns - stall.GROWTH_NS - GROWTH_PACE_NS:
-                self._grown.popleft()
+        self._guarded(self._has.look, now_ns, any(subject.loads for subject in self._subjects.values()))
         whole = self.machine()
         self._whole_us = None if whole is None else sum(whole)
         for subject in self._subjects.values():
@@ -184,10 +158,6 @@ class Stalls:
         pods = self.node.pods
         if self.units is not None:
             self.units.look(pods, now_ns)
-        self._first = {uid: kept for uid, kept in self._first.items() if uid in pods}
-        for uid, found in pods.items() if self._evicts else ():
-            if uid not in self._first and (has := self._guarded(self._has.of, found.cgroup)) is not None:
-                self._first[uid] = has.kept
         for one in [one for one in self._subjects.values() if one.uid]:
             if one.uid not in pods or pods[one.uid].cgroup != one.cgroup:
                 self._over(self._subjects.pop(one.uid), now_ns, stall.GONE)
@@ -207,7 +177,7 @@ class Stalls:
                 self._subjects[key].rule = rule
             else:
                 uid, name = (key, label(pods[key].pod)) if key in pods else ("", key)
-                self._subjects[key] = _Subject(uid, name, cgroup, rule, new_until_ns=now_ns + NEW_NS)
+                self._subjects[key] = _Subject(uid, name, cgroup, rule)
 
     def _path(self, cgroup: Path) -> str:
         return f"/{cgroup.relative_to(self.node.hierarchy.root)}"
@@ -219,11 +189,8 @@ class Stalls:
             one.files = pressure.PROC if whole else pressure.directory_of(self.node.hierarchy, self._v2, one.cgroup)
         load = self._load(one, now_ns)
         if load is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
-            is_new = now_ns < one.new_until_ns
-            one.due_ns = _due(now_ns, PACE_NS if is_new or one.files is not None else UNKNOWN_PACE_NS)
             one.files = one.again = None
             one.loads.clear()
-            one.swap_ins.clear()
             if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
                 self._over(one, now_ns, stall.CALM)
             return
@@ -231,9 +198,7 @@ class Stalls:
         goes_on = stall.advance(one.rule, one.stall, one.loads)
         if goes_on is not None:
             if one.stall is None or one.stall.since_ns != goes_on.since_ns:  # a grace begins, perhaps anew
-                one.before = self._grown[0][1] if self._grown else {}
-                sizes = [has[one.key] for _, has in self._grown if one.key in has]
-                one.had = max(sizes, key=sum, default=NOTHING)
+                one.before, one.had = self._has.before, self._has.most(one.uid or one.name)
             swap = Oomd(goes_on.most, kills=goes_on.most > stall.OOMD_SWAP) if one.name == stall.SWAP else None
             one.stall, one.oomd = goes_on, swap or one.oomd.seen(pressure.full(one.files), now_ns)
             self._follow(one, goes_on, now_ns)
@@ -248,11 +213,8 @@ class Stalls:
         if is_wait and (one.stall or stall.waited(one.loads[-1], now) > one.rule.share / 4):
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
-                size = self._has.of(one.cgroup) if one.rule.evict else None
-                now = now._replace(
-                    refaults=pages[0], reclaimed=pages[1], size=None if size is None else sum(size) // PAGE
-                )
-                one.swap_ins.append(pages[2])
+                has = self._has.of(one.cgroup) if one.rule.evict else None
+                now = Load(*now[:3], *pages, None if has is None else sum(has) // PAGE)
         one.loads.append(now)
         while len(one.loads) > 2 and one.loads[1].ts_ns <= now.ts_ns - stall.WINDOW_NS:
             one.loads.popleft()
@@ -285,12 +247,10 @@ class Stalls:
         if told is None or not told.cause or told.why not in (stall.GREW, stall.SWAPPED):
             return stall.CALM
         if told.why == stall.SWAPPED:
-            has = self._has.swapped([told.cause]).get(told.cause)
-            keeps = has is None or 2 * has >= told.grew
+            has = self._has.swapped([told.cause]).get(told.cause, told.grew)
         else:
-            took = one.cause_kept - one.before.get(told.cause, NOTHING).kept
-            keeps = self._has.kept(told.cause) >= one.cause_kept - took // 2
-        if keeps and told.cause in self.node.pods:
+            has = self._has.kept(told.cause) - one.before.get(told.cause, NOTHING).kept
+        if 2 * has >= told.grew and told.cause in self.node.pods:
             return stall.CALM
         return stall.EVICTED if self._was_evicted(told.cause, was.since_ns) else stall.FREED
 
@@ -309,7 +269,6 @@ class Stalls:
             lacks, one.cause = self._find_cause(one, now_ns)
             one.lacks, one.found_ns = lacks.size, now.since_ns
         if self._may_evict(one, now, now_ns):
-            one.look_ns = now_ns + PACE_NS
             self._evict(one, now, now_ns)
         cause = one.cause
         assert cause is not None
@@ -323,7 +282,7 @@ class Stalls:
         if told is None:
             self.counted += 1
             self._log_budget("warning", one.texts[1], **fields, since_s=(now_ns - now.since_ns) / 1e9)
-        one.reported, one.cause_kept = self._event(one, now, cause), self._has.kept(cause.uid)
+        one.reported = self._event(one, now, cause)
         self.report(one.reported)
 
     def _may_evict(self, one: _Subject, now: Stall, now_ns: int) -> bool:
@@ -331,7 +290,7 @@ class Stalls:
         took the memory of one that has stalled for an hour is not known any more.
         """
         again, origin = one.again, one.origin
-        if again is None or origin is None or not again.counts or not one.rule.evict or now_ns < one.look_ns:
+        if again is None or origin is None or not again.counts or not one.rule.evict:
             return False
         if now_ns - max(self._asked_ns, self._acted_ns) < EVICT_PACE_NS:
             return False
@@ -344,7 +303,7 @@ class Stalls:
     def _evict(self, one: _Subject, now: Stall, now_ns: int) -> None:
         """Ask hot to evict the pod that is the cause by what it has now. A guess evicts no pod."""
         lacks, cause = self._find_cause(one, now_ns)
-        if cause.uid == one.uid or cause.uid not in self._now[2]:
+        if cause.uid == one.uid or cause.uid not in self._has.now(now_ns)[1]:
             return
         if cause.why == stall.SWAPPED:
             why = f"{now.most:.0%} of swap is in use; {self._has.name(cause.uid)} has {size(cause.grew)} of it."
@@ -362,7 +321,7 @@ class Stalls:
 
     def _grew_instead(self, one: _Subject, uid: str, now_ns: int) -> int:
         """Bytes by which a pod surely grew at this one's cost; 0: by too little, or an eviction before did not help."""
-        lost, grew = self._lost_files(one), self._took(one, uid)
+        lost, grew = self._lost_files(one), self._has.took(uid, one.before, now_ns)
         if lost < max(stall.LEAST_GREW, one.had.cache // 64) or grew < max(stall.LEAST_GREW, lost // 3):
             return 0
         last, lost_then = one.asked
@@ -386,24 +345,13 @@ class Stalls:
         """Bytes of page cache that it had before the stall: other memory it may have freed itself."""
         return one.had.cache - (self._has.of(one.cgroup) or one.had).cache
 
-    def _took(self, one: _Subject, uid: str) -> int:
-        """Bytes that reclaim cannot take and that a pod surely took since before the stall. One that was listed late
-        may have had all that it had at first; a new one has the place of those that are gone.
-        """
-        if uid in one.before:
-            return self._has.kept(uid) - one.before[uid].kept
-        had = self._first.get(uid)
-        return 0 if had is None else self._has.kept(uid) - had - stall.gone(one.before, self._now[1])
-
     def _find_cause(self, one: _Subject, now_ns: int) -> tuple[Lacks, Cause]:
         """By what each pod has now and had before the stall."""
-        if now_ns - self._now[0] >= PACE_NS:  # 110 pods: 10 ms
-            self._now = now_ns, self._has.all(), list(self.order())
-        _, sizes, order = self._now
+        sizes, order = self._has.now(now_ns)
         if one.name == stall.SWAP:
             whole = self.swap()
             return Lacks(""), stall.most_swapped(self._has.swapped(order), whole[1] if whole is not None else 0)
-        one.before = one.before or (self._grown[0][1] if self._grown else {})
+        one.before = one.before or self._has.before
         lacks = self._lacks(one)
         others = [uid for uid in self.node.pods if uid not in order]
         return lacks, stall.cause(lacks, *stall.growth(one.before, sizes), [*order, *others])
@@ -411,7 +359,6 @@ class Stalls:
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         whole = self.figures.domains(counted=False).get(NODE)
         domain = NODE if one.name in (MACHINE, stall.SWAP) else one.name
-        refaults = _delta([load.refaults or 0 for load in list(one.loads)[-2:]])
         return Stalled(
             ts_ns=one.loads[-1].ts_ns,
             domain=self._path(one.cgroup) if one.uid else domain,
@@ -425,7 +372,7 @@ class Stalls:
             lacks=one.lacks,
             grew=cause.grew,
             available=None if whole is None else whole.available,
-            swap=one.name == stall.SWAP or 2 * _delta(one.swap_ins) > refaults > 0,
+            swap=one.name == stall.SWAP or stall.swaps(one.loads[0], one.loads[-1]),
             full=one.oomd.full,
             oomd=one.oomd.kills,
         )
@@ -452,7 +399,3 @@ class Stalls:
 def _due(now_ns: int, pace_ns: int) -> int:
     """The same moments for all: a turn for each pod takes a third of a CPU with 500."""
     return now_ns - now_ns % pace_ns + pace_ns
-
-
-def _delta(counted: Sequence[int] | deque[int]) -> int:
-    return counted[-1] - counted[0] if counted else 0

@@ -32,6 +32,7 @@ from monitor.policy.stall import (
     relaxed,
     relaxed_for_ns,
     share,
+    swaps,
     waited,
 )
 
@@ -136,9 +137,17 @@ def advanced(rule: Rule, loads: list[Load]) -> list[Stall | None]:
     [(400, 0, True), (400, 199, True), (400, 200, False), (400, 400, False), (400, -200, True), (10, 0, False)],
 )
 def test_a_pod_that_only_reads_back_what_it_had_lost_needs_no_memory(back: int, grew: int, goes: bool) -> None:
-    loads = [Load(0, 0, 0), Load(S, 0, 0, 5, 5, 1000), Load(2 * S, 0, 0, 5 + back, 5, 1000 + grew)]
+    loads = [Load(0, 0, 0), Load(S, 0, 0, 5, 5, 0, 1000), Load(2 * S, 0, 0, 5 + back, 5, 0, 1000 + grew)]
     assert goes_round(loads) is goes
     assert not goes_round(loads[:2])
+
+
+@pytest.mark.parametrize(("from_swap", "of_all", "swapped"), [(6, 10, True), (5, 10, False), (0, 0, False)])
+def test_a_stall_is_of_swap_if_most_of_what_is_read_again_comes_from_it(
+    from_swap: int, of_all: int, swapped: bool
+) -> None:
+    assert swaps(Load(0, 0, 0, 7, 0, 7), Load(S, 0, 0, 7 + of_all, 0, 7 + from_swap)) is swapped
+    assert not swaps(Load(0, 0, 0), Load(S, 0, 0, of_all, 0, from_swap)), "not known"
 
 
 def test_a_stall_counts_when_its_grace_is_over() -> None:

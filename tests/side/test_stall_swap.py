@@ -59,7 +59,7 @@ def test_on_v1_swap_is_what_memory_and_swap_have_more_than_memory(tmp_path: Path
     node = Node(tmp_path / "node")
     node.node.hierarchy = Hierarchy(1, tmp_path)
     write(node.root / "hog", {"memory.memsw.usage_in_bytes": 90 * MIB, "memory.usage_in_bytes": 60 * MIB})
-    assert Sizes(node.node, node.stalls.figures).swapped(["hog", "third", "gone"]) == {"hog": 30 * MIB}
+    assert Sizes(node.node, node.stalls.figures, list).swapped(["hog", "third", "gone"]) == {"hog": 30 * MIB}
 
 
 @pytest.mark.parametrize(("left", "over"), [(30, "calm"), (10, "freed")])
