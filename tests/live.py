@@ -19,7 +19,7 @@ from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pi
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import LabNode, LabPod
 from tests.commands import ROOT as ROOT
@@ -338,12 +338,12 @@ def metric(daemon: LabDaemon, name: str) -> float:
     return daemon.metrics()[f"outrace_{name}"]
 
 
-def hog_at(node: LabNode, path: str, **options: str | int) -> Hog:
+def hog_at(node: LabNode, path: str, **options: str | int) -> Child:
     """A hog in a cgroup below the node's that is no pod's of it."""
     return node.start_hog(cgroupfs.make(node.cgroup / path), **options)
 
 
-def killed_hog(node: LabNode, pod: LabPod, mib: int, **options: str | int) -> Hog:
+def killed_hog(node: LabNode, pod: LabPod, mib: int, **options: str | int) -> Child:
     """A hog in ``pod`` that was killed while it took its memory."""
     hog = node.start_hog(pod, mib=mib, **options)
     hog.go()

@@ -17,12 +17,12 @@ def removed_with_session(path: Path) -> None:
     """If this cgroup or directory is still there when this process has ended, it is removed, with a cgroup's processes.
     Before a cgroup is made.
     """
-    _janitor().add(path)
+    _janitor().send(path)
 
 
 @atexit.register
 def end_session() -> None:
     """Have it remove what is left, and end."""
     if _janitor.cache_info().currsize:
-        assert _janitor().close(), "a cgroup of a test could not be removed"
+        assert _janitor().finish(), "a cgroup of a test could not be removed"
         _janitor.cache_clear()

@@ -8,7 +8,7 @@ import sys
 import threading  # noqa: F401
 import time  # noqa: F401
 
-from monitor.lab.worker import Options, join, libc, write_line
+from monitor.lab.worker import libc, ready, write_line
 
 MIB = 1 << 20
 kept: list[mmap.mmap] = []
@@ -58,10 +58,9 @@ def drop(path: str) -> None:
     os.close(fd)
 
 
-def puppet(options: Options) -> None:
+def puppet(cgroup: str) -> None:
     """Runs each line of Python, with what is here at hand; answers `done`."""
-    join(options["cgroup"])
-    write_line("ready")
+    ready(cgroup)
     for line in sys.stdin:
         exec(line, globals())
         write_line("done")

@@ -1,8 +1,9 @@
-"""The processes of the lab as their parent sees them: workers (`monitor.lab.worker`) and the janitor."""
+"""The processes of the lab (`monitor.lab.worker`) as their parent sees them."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from monitor.errors import MonitorError
 from monitor.kernel.procfs import readable
 
-_WORKER, _JANITOR = (Path(__file__).with_name(name) for name in ("worker.py", "janitor.py"))
+_WORKER = Path(__file__).with_name("worker.py")
 #: Only a hang takes so long, also on an emulated machine (where compiling the programs takes half a minute).
 PATIENCE_S = 120.0
 #: Without site-packages and environment: 25 ms to start instead of 60.
@@ -32,13 +33,17 @@ def until(condition: Callable[[], bool], what: str, timeout: float = PATIENCE_S,
 class Child:
     """A worker: it takes orders as lines on stdin and answers with lines on stdout."""
 
+    #: Whether it outlives this process: in a session of its own, which neither Ctrl-C nor a closed terminal reaches.
+    survives = False
+
     def __init__(self, worker: str, /, **options: object) -> None:
-        words = [f"{key}={value}" for key, value in options.items()]
+        parent = 0 if self.survives else os.getpid()
         self.process = subprocess.Popen(
-            [*PYTHON, str(_WORKER), worker, *words, f"parent={os.getpid()}"],
+            [*PYTHON, str(_WORKER), worker, str(parent), json.dumps(options, default=str)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            start_new_session=self.survives,
         )
         self._buffer = b""
 
@@ -54,7 +59,16 @@ class Child:
     def oom_score_adj(self, score: int) -> None:
         Path(f"/proc/{self.pid}/oom_score_adj").write_text(str(score))
 
-    def send(self, line: str) -> None:
+    def go(self) -> None:
+        """Begin. (A hog takes its memory; `expect("grown")` waits until it has.)"""
+        self.send("go")
+
+    def free(self) -> None:
+        """A hog gives its memory back."""
+        self.send("free")
+        self.expect("freed")
+
+    def send(self, line: object) -> None:
         """Send one line. That a child is dead is noticed by waiting for its answer."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -118,40 +132,18 @@ class Child:
         return written.decode(errors="replace").strip().rpartition("\n")[2]
 
 
-class Hog(Child):
-    """A process that takes memory on request; its options are those of monitor/lab/hog.py."""
+class Janitor(Child):
+    """Removes what it is sent (monitor/lab/janitor.py) when this process finishes it, or has ended."""
 
-    def __init__(self, **options: object) -> None:
-        super().__init__("monitor.lab.hog:hog", **options)
-
-    def go(self) -> None:
-        """Take the memory; `expect("grown")` waits until it is taken."""
-        self.send("go")
-
-    def free(self) -> None:
-        """Give the memory back and wait until that is done."""
-        self.send("free")
-        self.expect("freed")
-
-
-class Janitor:
-    """Removes what it was told of when it is closed or this process has ended (monitor/lab/janitor.py)."""
+    survives = True
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [*PYTHON, str(_JANITOR)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        assert self._process.stdout is not None
-        if self._process.stdout.readline() != b"ready\n":
-            raise MonitorError("the lab's janitor did not start")
+        super().__init__("monitor.lab.janitor:janitor")
+        self.expect("ready")
 
-    def add(self, what: Path | int) -> None:
-        """A directory or cgroup, or the pid of one of this process's own: SIGTERM, after 5 s SIGKILL."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{what}\n".encode())
-        self._process.stdin.flush()
-
-    def close(self) -> bool:
+    def finish(self) -> bool:
         """Whether all could be removed."""
-        self._process.communicate()
-        return self._process.returncode == 0
+        self.close_stdin()
+        all_gone = self.wait() == 0
+        self.close()
+        return all_gone

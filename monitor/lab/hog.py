@@ -4,14 +4,14 @@ Orders: `go` takes the memory (answer `grown FAILED`: how often a system call fa
 memory, a row of failures counted once), `free` gives it back (`freed`), `check` reads all of it again (`right`, or
 `wrong BYTES`: bytes that are not what was written).
 
-Keys (defaults in `DEFAULTS`): cgroup=DIR; freezer=DIR (of cgroup v1); mib=N; seed=N (each has contents of its own);
-rate=MiB per second (0: full speed); cycles=N times grow and free per `go` (the last one holds); ignore_term=1; nice=N;
-kind=NAME of `KINDS`: 4k, thp or populate (page faults of 4 KiB, of huge pages, or all in one mmap), tmpfs or one-write
-(a file in memory, in small pieces or by one system call; of path=FILE, if given, which outlives the process), file
-(page cache of an unlinked file in dir=DIR, written, then read reread=N times, which makes it active; sync=1: written
-back at once, because dirty pages that reclaim comes upon become active; pin=1: kept in pipes that no process reads, as
-by a server whose clients do not read: it stays inactive and cannot be reclaimed), fork (children of 2 MiB), pipes or
-sockets (full of unread data).
+Options of `hog`: ``freezer``, a cgroup of v1's; ``seed``, each has contents of its own; ``rate``, MiB per second (0:
+full speed); ``cycles``, so often it grows and frees per `go` (the last time it holds); ``kind``, of `KINDS`: 4k, thp or
+populate (page faults of 4 KiB, of huge pages, or all in one mmap), tmpfs or one-write (a file in memory, in small
+pieces or by one system call; of ``path``, if given, which outlives the process), file (page cache of an unlinked file
+in /var/tmp, written, then read ``reread`` times, which makes it active; ``sync``: written back at once, because dirty
+pages that reclaim comes upon become active; ``pin``: kept in pipes that no process reads, as by a server whose clients
+do not read: it stays inactive and cannot be reclaimed), fork (children of 2 MiB), pipes or sockets (full of unread
+data).
 """
 
 from __future__ import annotations
@@ -28,18 +28,12 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from monitor.lab.worker import MIB, Options, die_with_parent, disable_huge_pages, join, libc, read_order, write_line
+from monitor.lab.worker import MIB, die_with_parent, disable_huge_pages, libc, read_order, ready, write_line
 
-DEFAULTS = {
-    **dict.fromkeys(("cgroup", "freezer", "path"), ""),
-    **dict.fromkeys(("seed", "rate", "pin", "sync", "ignore_term", "nice"), "0"),
-    **dict.fromkeys(("cycles", "reread"), "1"),
-    "kind": "4k",
-    "mib": "64",
-    "dir": "/var/tmp",  # not /tmp, which may be a tmpfs
-}
+#: Where files on a disk are made: not in /tmp, which may be a tmpfs.
+_DISK = "/var/tmp"
 #: Between two looks whether stdin is closed: 16 MiB of 4K faults take some 8 ms, and the look 2 us.
 _FULL_SPEED_CHUNK = 16 * MIB
 #: With a rate, a delay of so many seconds is made up for; after a longer one, of a CPU that stood still, memory would
@@ -111,8 +105,8 @@ class Load:
 
     chunk = _FULL_SPEED_CHUNK
 
-    def __init__(self, options: Options) -> None:
-        self.kind, self.size, self.seed = options["kind"], int(options["mib"]) * MIB, int(options["seed"])
+    def __init__(self, kind: str, mib: int, seed: int) -> None:
+        self.kind, self.size, self.seed = kind, mib * MIB, seed
 
     def take(self, start: int, length: int) -> None:
         raise NotImplementedError
@@ -128,8 +122,8 @@ class Load:
 class Anonymous(Load):
     """Each MiB is filled with a byte of its own: as fast as the kernel hands out pages."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, kind: str, mib: int, seed: int) -> None:
+        super().__init__(kind, mib, seed)
         self._map: mmap.mmap | None = None
         self._address = 0
         if self.kind == "populate":
@@ -166,19 +160,20 @@ class Anonymous(Load):
 class File(Load):
     """A file in memory (tmpfs, one-write) or on a disk (file)."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(
+        self, kind: str, mib: int, seed: int, *, path: str = "", reread: int = 1, sync: int = 0, pin: int = 0
+    ) -> None:
+        super().__init__(kind, mib, seed)
         self._contents = Contents(self.seed)
-        self._reread, self._pin, self._sync = int(options["reread"]), options["pin"] == "1", options["sync"] == "1"
+        self._reread, self._pin, self._sync = reread, pin, sync
         self._piece = {"file": MIB, "one-write": -(-self.size // _PIECES)}.get(self.kind, _SMALL)
         if self.kind == "one-write":
             self.chunk = self.size
         self._pipes: list[int] = []
         if self.kind != "file":
-            path = options["path"]
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT) if path else os.memfd_create("outrace-hog")
         else:  # unlinked at once, so that nothing is left on the disk however this process ends
-            path = os.path.join(options["dir"], f"outrace-hog-{os.getpid()}")
+            path = f"{_DISK}/outrace-hog-{os.getpid()}"
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             os.unlink(path)
 
@@ -238,8 +233,8 @@ class File(Load):
 class Fork(Load):
     """Children, one after the other, that take 2 MiB each and stay."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, kind: str, mib: int, seed: int) -> None:
+        super().__init__(kind, mib, seed)
         self.chunk = self.size
         self._count = max(1, int(self.size / MIB / _CHILD_COSTS_MIB))
         self._grown, self._say_grown = os.pipe()
@@ -264,7 +259,7 @@ class Fork(Load):
 
     def _child(self, owner: int, number: int) -> None:
         die_with_parent(owner)
-        memory = Anonymous({"kind": "4k", "mib": str(_CHILD_MIB), "seed": str(self.seed + number)})
+        memory = Anonymous("4k", _CHILD_MIB, self.seed + number)
         memory.take(0, memory.size)
         patience(os.write, self._say_grown, b"x")  # a pipe's page is charged too
         os.read(self._checks, 1)
@@ -281,8 +276,8 @@ class Fork(Load):
 class Queues(Load):
     """Pipes or sockets full of unread data."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, kind: str, mib: int, seed: int) -> None:
+        super().__init__(kind, mib, seed)
         self.chunk = self.size
         self._contents = Contents(self.seed)
         self._open: list[tuple[int, int, int]] = []  # reader, number of its first piece, bytes
@@ -363,34 +358,36 @@ def _grow(load: Load, rate: int) -> None:
             began -= ahead
 
 
-def _obey(load: Load, order: str, options: Options) -> None:
-    if order == "go":
-        for cycle in range(int(options["cycles"])):
-            if cycle:
-                load.give_back()
-            _grow(load, int(options["rate"]))
-        patience(write_line, "grown", patience.failed)
-    elif order == "free":
-        load.give_back()
-        write_line("freed")
-    else:
-        wrong = load.wrong()
-        patience(write_line, *(("wrong", wrong) if wrong else ("right",)))
-
-
-def hog(given: Options) -> None:
-    for key, value in given.items():
-        if key not in DEFAULTS:
-            raise SystemExit(f"hog: '{key}={value}' is not one of {', '.join(f'{k}=' for k in DEFAULTS)}")
-    options = DEFAULTS | dict(given)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if options["ignore_term"] == "1" else signal.SIG_DFL)
-    os.setpriority(os.PRIO_PROCESS, 0, int(options["nice"]))
-    if options["kind"] != "thp":
+def hog(
+    cgroup: str,
+    *,
+    freezer: str = "",
+    kind: str = "4k",
+    mib: int = 64,
+    seed: int = 0,
+    rate: int = 0,
+    cycles: int = 1,
+    ignore_term: int = 0,
+    nice: int = 0,
+    **of_file: Any,
+) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore_term else signal.SIG_DFL)
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    if kind != "thp":
         disable_huge_pages()
-    load = KINDS[options["kind"]](options)
-    for cgroup in filter(None, (options["freezer"], options["cgroup"])):
-        join(cgroup)
-    write_line("ready")
+    load = KINDS[kind](kind, mib, seed, **of_file)
+    ready(*filter(None, (freezer, cgroup)))
     with suppress(BrokenPipeError):
         for order in iter(read_order, ""):
-            _obey(load, order, options)
+            if order == "go":
+                for cycle in range(cycles):
+                    if cycle:
+                        load.give_back()
+                    _grow(load, rate)
+                patience(write_line, "grown", patience.failed)
+            elif order == "free":
+                load.give_back()
+                write_line("freed")
+            else:
+                wrong = load.wrong()
+                patience(write_line, *(("wrong", wrong) if wrong else ("right",)))

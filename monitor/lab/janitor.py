@@ -1,8 +1,8 @@
-"""Removes a lab node when its owner is done with it, or has ended (`monitor.lab.child.Janitor`, which runs this file).
+"""Removes a lab node when its owner is done with it, or has ended (a worker that survives it).
 
-A `finally` does not survive `kill -9`; a process waiting for the owner's end of a pipe to close does. It is in a
-session of its own, so neither Ctrl-C nor a closed terminal reaches it. Each line on stdin is the pid of a process to
-end, or the path of a directory or cgroup to remove; a cgroup of v1's freezer is thawed first.
+A `finally` does not survive `kill -9`; a process waiting for the owner's end of a pipe to close does. Each line on
+stdin is the pid of one of the owner's processes, which gets SIGTERM and after 5 s SIGKILL, or the path of a directory
+or cgroup to remove; a cgroup of v1's freezer is thawed first.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import shutil
 import signal
 import sys
 import time
+
+from monitor.lab.worker import ready
 
 #: SIGKILLed processes of a full cgroup are gone in milliseconds; this is for a machine that is busy otherwise.
 PATIENCE_S = 20.0
@@ -100,10 +102,10 @@ def clean(pidfds: list[int], paths: list[str]) -> bool:
     return all(removed)
 
 
-def main() -> int:
-    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+def janitor() -> None:
+    for sig in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, signal.SIG_IGN)
-    os.write(1, b"ready\n")
+    ready()
     pidfds: list[int] = []
     paths: dict[str, None] = {}  # in order, each once
     for line in sys.stdin:
@@ -112,8 +114,4 @@ def main() -> int:
             continue
         with contextlib.suppress(ProcessLookupError):
             pidfds.append(os.pidfd_open(int(line)))  # from now on this process, even if its pid is used again
-    return 0 if clean(pidfds, list(paths)) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(0 if clean(pidfds, list(paths)) else 1)

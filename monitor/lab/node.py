@@ -14,15 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroup_procs, cgroupfs, loader, mounts
-from monitor.lab.child import Child, Hog, Janitor
+from monitor.lab.child import Child, Janitor
 from monitor.lab.janitor import remove_tree, thaw
 
 Qos = Literal["Guaranteed", "Burstable", "BestEffort"]
-C = TypeVar("C", bound=Child)
 MIB = 1 << 20
 
 
@@ -109,14 +108,14 @@ class LabNode:
         if self._janitor is None:
             return
         janitor, self._janitor = self._janitor, None
-        if not janitor.close():
+        if not janitor.finish():
             held = cgroup_procs.processes(self.cgroup)
             raise MonitorError(f"the lab's cgroup {self.cgroup} could not be removed: processes {held}")
 
     def also_remove(self, what: Path | int) -> None:
         """This directory or cgroup, which the owner made, is removed with the node, or this process of it ends."""
         assert self._janitor is not None, "the lab node has not been entered"
-        self._janitor.add(what)
+        self._janitor.send(what)
 
     def state_dir(self) -> Path:
         """A new state directory: it goes with the node, and so do the programs pinned for it."""
@@ -199,28 +198,25 @@ class LabNode:
             remove_tree(str(frozen))
         self.pods.pop(pod.name, None)
 
-    def start_hog(self, where: LabPod | Path, container: str = "c0", **options: object) -> Hog:
-        """Start a hog in a container of a pod, or a cgroup; it is ready (options: monitor/lab/hog.py)."""
+    def start(self, where: LabPod | Path, worker: str, container: str = "c0", /, **options: object) -> Child:
+        """Start a worker in a container of a pod, or a cgroup; it is ready."""
         cgroup = where if isinstance(where, Path) else where.containers[container]
-        freezer = self.in_freezer(cgroup) if isinstance(where, LabPod) else None
-        return self._ready(Hog(cgroup=cgroup, freezer=freezer or "", **options))
+        child = Child(worker, cgroup=cgroup, **options)
+        self.children.append(child)
+        child.expect("ready")
+        return child
 
-    def fill(self, pod: LabPod, mib: int, **options: Any) -> Hog:
+    def start_hog(self, where: LabPod | Path, container: str = "c0", **options: object) -> Child:
+        """The same of a hog (options: monitor/lab/hog.py)."""
+        frozen = None if isinstance(where, Path) else self.in_freezer(where.containers[container])
+        return self.start(where, "monitor.lab.hog:hog", container, freezer=frozen or "", **options)
+
+    def fill(self, pod: LabPod, mib: int, **options: Any) -> Child:
         """A hog in the first container of ``pod`` that has taken its memory."""
         hog = self.start_hog(pod, mib=mib, **options)
         hog.go()
         hog.expect("grown")
         return hog
-
-    def start(self, where: LabPod | Path, worker: str, /, **options: object) -> Child:
-        """Start another worker in a cgroup, or in the first container of a pod; it is ready."""
-        cgroup = where if isinstance(where, Path) else where.containers["c0"]
-        return self._ready(Child(worker, cgroup=cgroup, **options))
-
-    def _ready(self, child: C) -> C:
-        self.children.append(child)
-        child.expect("ready")
-        return child
 
     def end(self, child: Child) -> None:
         child.close()

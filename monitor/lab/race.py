@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from monitor.errors import MonitorError
-from monitor.lab.child import PATIENCE_S, Hog, until
+from monitor.lab.child import PATIENCE_S, Child, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 
@@ -70,10 +70,10 @@ def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hog
             stack.callback(node.end, hog)
         if isinstance(watcher, Poller):
             phase = random.randrange(watcher.interval_us)  # where in its interval the race finds it
-            options = {**watcher._asdict(), "phase_us": phase, "kill": ",".join(str(hog.pid) for hog in running)}
+            options = {**watcher._asdict(), "phase_us": phase, "kill": [hog.pid for hog in running]}
             poller = node.start(node.cgroup, "monitor.lab.workers:poller", **options)
             stack.callback(node.end, poller)
-            poller.send("go")
+            poller.go()
         elif watcher is not None:
             since = len(watcher.log)
         node.reset_peak()
@@ -223,7 +223,7 @@ class HoldStage:
         daemon.wait_for_pod(self.victim.namespace, self.victim.name)
 
     @contextmanager
-    def growing(self, kind: str, number: int) -> Iterator[list[Hog]]:
+    def growing(self, kind: str, number: int) -> Iterator[list[Child]]:
         """The ballast fills the node again, and then processes of the victim take memory, until they are ended."""
         self._ballast.go()
         self._ballast.expect("grown")
@@ -304,7 +304,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int, watch_
         )
 
 
-def go_on(hogs: Sequence[Hog], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
+def go_on(hogs: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
     """Whether all take the rest, and have what they wrote; and how many of their calls failed for want of memory."""
     failed = 0
     for hog in hogs:

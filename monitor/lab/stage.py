@@ -18,7 +18,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.lab.child import PATIENCE_S, Child, Hog, until
+from monitor.lab.child import PATIENCE_S, Child, until
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.side.incidents import FOLDER, IncidentReader
@@ -136,7 +136,7 @@ class Stage:
 
     def __init__(self, node: LabNode, daemon: LabDaemon, scored: bool) -> None:
         self.node, self.daemon, self.scored = node, daemon, scored
-        self.hogs: list[Hog] = []
+        self.hogs: list[Child] = []
 
     # what a script does
 
@@ -146,7 +146,7 @@ class Stage:
         self.daemon.wait_for_pod(pod.namespace, pod.name)
         return pod
 
-    def hog(self, pod: LabPod, mib: int, *, container: str = "c0", **options: str | int) -> Hog:
+    def hog(self, pod: LabPod, mib: int, *, container: str = "c0", **options: str | int) -> Child:
         """A process in a container that takes ``mib`` on `go`. ``scored``: it has its pod's oom_score_adj by then, as a
         kubelet's container has from its start. (The daemon writes it up to a second later: an emulated guest was at its
         limit before, with 0, and the kernel took a smaller process that had 1000 already, in 2 of 12 runs.)
@@ -163,13 +163,13 @@ class Stage:
         hog.go()
         self.dies(hog)
 
-    def filled(self, pod: LabPod, mib: int, **options: str | int) -> Hog:
+    def filled(self, pod: LabPod, mib: int, **options: str | int) -> Child:
         hog = self.hog(pod, mib, container="c0", **options)
         hog.go()
         hog.expect("grown")
         return hog
 
-    def spare(self, hog: Hog) -> None:
+    def spare(self, hog: Child) -> None:
         """Have the OOM killer pass it over, where CAP_SYS_RESOURCE allows that: a kernel that looks again while one
         that has ended is still giving its memory back takes it as well (31 ms later, 2 of 3 times in emulated guests).
         """

@@ -1,25 +1,24 @@
-"""A process of the lab: `python3 -S -E worker.py MODULE:FUNCTION key=value ...` (from `monitor.lab.child`).
+"""A process of the lab: `python3 -S -E worker.py MODULE:FUNCTION PARENT OPTIONS` (from `monitor.lab.child`).
 
-Every worker dies with its parent (the key `parent`), leaves Ctrl-C to it, does what its keys say in the cgroup that
-they name, prints `ready`, takes orders as lines on stdin and ends when stdin is closed.
+Every worker dies with its parent (0: it survives that), leaves Ctrl-C to it, and calls the function with the options
+(JSON), which moves it into a cgroup, prints `ready`, takes orders as lines on stdin and ends when stdin is closed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import resource
 import select
 import signal
 import sys
-from collections.abc import Mapping
 
 MIB = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_THP_DISABLE = 1, 41
 #: Calls keep the interpreter's lock: 40 us for a fork less than through os.fork.
 libc = ctypes.PyDLL(None)
-Options = Mapping[str, str]
 
 
 def die_with_parent(parent: int) -> None:
@@ -35,9 +34,16 @@ def disable_huge_pages() -> None:
 
 
 def join(cgroup: str) -> None:
-    """Move this process. Done last: what the interpreter needed stays charged where it was."""
+    """Move this process. What the interpreter needed until then stays charged where it was."""
     with open(f"{cgroup}/cgroup.procs", "w") as procs:
         procs.write("0")
+
+
+def ready(*cgroups: str) -> None:
+    """Prepared: move this process, and wait for orders."""
+    for cgroup in cgroups:
+        join(cgroup)
+    write_line("ready")
 
 
 def write_line(*words: object) -> None:
@@ -59,18 +65,16 @@ def read_order() -> str:
     return line.decode().strip()
 
 
-def main(arguments: list[str]) -> int:
-    worker, *words = arguments
-    options = dict(word.split("=", 1) for word in words)
-    die_with_parent(int(options.pop("parent")))
+def main(worker: str, parent: str, options: str) -> None:
+    if parent != "0":
+        die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # some take memory by sockets and pipes
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     module, _, function = worker.partition(":")
-    getattr(importlib.import_module(module), function)(options)
-    return 0
+    getattr(importlib.import_module(module), function)(**json.loads(options))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -19,26 +19,25 @@ from monitor.kernel.pins import Pins, Ring
 from monitor.kernel.sched import protect
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import CROSS, EVENT
-from monitor.lab.worker import MIB, Options, join, read_order, stdin_is_ready, write_line
+from monitor.lab.worker import MIB, join, read_order, ready, stdin_is_ready, write_line
 
 
-def faults(options: Options) -> None:
-    """Page faults, for `bench overhead`: for each line `N` all of `mib` MiB of 4K pages are touched N times on `cpu`
+def faults(cgroup: str, mib: int, cpu: int) -> None:
+    """Page faults, for `bench overhead`: for each line `N` all of ``mib`` of 4K pages are touched N times on ``cpu``
     and given back in between, a byte per page by a loop in C; answers `took NS`, its CPU time.
     """
-    os.sched_setaffinity(0, {int(options["cpu"])})
-    memory = mmap.mmap(-1, int(options["mib"]) * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    os.sched_setaffinity(0, {cpu})
+    memory = mmap.mmap(-1, mib * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     first_bytes = memoryview(memory)[:: mmap.PAGESIZE]
     ones = b"\1" * len(first_bytes)
-    join(options["cgroup"])
 
     def touch(passes: int) -> None:
         for _ in range(passes):
             first_bytes[:] = ones
             memory.madvise(mmap.MADV_DONTNEED)
 
-    write_line("ready")
+    ready(cgroup)
     for line in sys.stdin:
         # One pass before the clock starts: what attaching itself disturbs (patched kernel text, caches) is not counted.
         touch(1)
@@ -47,15 +46,14 @@ def faults(options: Options) -> None:
         write_line("took", time.process_time_ns() - began)
 
 
-def neighbour(options: Options) -> None:
-    """Takes the CPU from the monitor, by `kind`: `compile` compiles Python source at nice 19, a process for each file;
-    `churn` forks processes that end, which also takes the lock that reading the cgroup.procs of cgroup v1 waits for.
+def neighbour(cgroup: str, kind: str) -> None:
+    """Takes the CPU from the monitor, by ``kind``: `compile` compiles Python source at nice 19, a process for each
+    file; `churn` forks processes that end, which also takes the lock that reading cgroup.procs of cgroup v1 waits for.
     """
-    compiles = options["kind"] == "compile"
+    compiles = kind == "compile"
     source = Path(os.__file__).read_text() if compiles else ""
     os.nice(19 if compiles else 0)
-    join(options["cgroup"])
-    write_line("ready")
+    ready(cgroup)
     while not stdin_is_ready():
         pid = os.fork()
         if not pid:
@@ -66,12 +64,12 @@ def neighbour(options: Options) -> None:
         os.waitpid(pid, 0)
 
 
-def files(options: Options) -> None:
-    """Works on a file of `mib` MiB at `path`, by `kind`: `map` touches its pages at random, `stream` reads it from the
-    beginning to the end, `write` writes it, again and again. Answers each line with `counted N`: pages since the last.
+def files(cgroup: str, kind: str, path: str, mib: int) -> None:
+    """Works on a file of ``mib`` at ``path``, by ``kind``: `map` touches its pages at random, `stream` reads it from
+    beginning to end, `write` writes it, again and again. Answers each line with `counted N`: pages since the last.
     """
-    kind, size, path = options["kind"], int(options["mib"]) * MIB, options["path"]
-    join(options["cgroup"])
+    join(cgroup)
+    size = mib * MIB
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if kind != "write":
         for at in range(0, size, MIB):
@@ -81,7 +79,7 @@ def files(options: Options) -> None:
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # its speed is that of files that are in memory
     mapped = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ) if kind == "map" else None
     chance, count, at = random.Random(1), 0, 0
-    write_line("ready")
+    ready()
     while True:
         if stdin_is_ready():
             if not read_order():
@@ -97,22 +95,20 @@ def files(options: Options) -> None:
             at, count = (at + MIB) % size, count + (done >> 12)
 
 
-def poller(options: Options) -> None:
-    """The baseline of `bench race`: reads the counters of `cgroup` every `interval_us`, from `phase_us` after the line
-    `go`, and kills the pids of `kill` when less than `margin` bytes are available. It has everything the monitor has
-    but the events: real-time priority, victims known before.
+def poller(cgroup: str, kill: list[int], margin: int, interval_us: int, phase_us: int) -> None:
+    """The baseline of `bench race`: reads the counters of ``cgroup`` every ``interval_us``, from ``phase_us`` after the
+    line `go`, and kills the pids of ``kill`` when less than ``margin`` bytes are available. It has everything the
+    monitor has but the events: real-time priority, victims known before.
     """
-    hierarchy, cgroup = cgroupfs.detect(), Path(options["cgroup"])
-    margin, interval = int(options["margin"]), int(options["interval_us"]) / 1e6
-    victims = [os.pidfd_open(int(pid)) for pid in options["kill"].split(",") if pid]
+    hierarchy, victims = cgroupfs.detect(), [os.pidfd_open(pid) for pid in kill]
     with suppress(OSError):  # the monitor under test gets the same refusal
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-    write_line("ready")
+    ready()
     os.read(0, 64)
-    due, killed = time.monotonic() + int(options["phase_us"]) / 1e6, False
+    due, killed = time.monotonic() + phase_us / 1e6, False
     while not stdin_is_ready(max(0.0, due - time.monotonic())):
-        due = max(due + interval, time.monotonic())
-        available = cgroupfs.read_cgroup(hierarchy, cgroup).available
+        due = max(due + interval_us / 1e6, time.monotonic())
+        available = cgroupfs.read_cgroup(hierarchy, Path(cgroup)).available
         if available is not None and available < margin and not killed:
             killed = True
             for fd in victims:
@@ -120,21 +116,21 @@ def poller(options: Options) -> None:
                     signal.pidfd_send_signal(fd, signal.SIGKILL)
 
 
-def floor(options: Options) -> None:
+def floor(cgroup: str, pins: str, available_below: int) -> None:
     """The floor under every latency of the monitor: the least that Python does between a crossing and a SIGKILL.
 
-    It reads the ring of the BPF programs in `pins`, knows one `cgroup` with one threshold (`available_below` bytes),
-    and has the pidfd of the process to kill open: no pods, no policy, no ranking, nothing to report. It has the
+    It reads the ring of the BPF programs in ``pins``, knows one ``cgroup`` with one threshold (``available_below``
+    bytes), and has the pidfd of the process to kill open: no pods, no policy, no ranking, nothing to report. It has the
     monitor's real-time priority, locked memory, and no garbage collection. A line `aim PID` is answered by `aimed`, and
     the next crossing by `killed CROSSED SEEN KILLED` (CLOCK_MONOTONIC ns: the kernel's time of the crossing, when its
     record was read, when the signal was sent).
     """
-    pins, cgroup = Pins(options["pins"]), Path(options["cgroup"])
-    table = DomainTable(pins)
+    pinned, node = Pins(pins), Path(cgroup)
+    table = DomainTable(pinned)
     table.reset()
-    index = table.add(cgroupfs.cgroup_id(cgroup))
-    Sweeper(pins, table).run()
-    ceilings = [ceiling_pages(cgroupfs.limit(cgroup) or 0, int(options["available_below"]))]
+    index = table.add(cgroupfs.cgroup_id(node))
+    Sweeper(pinned, table).run()
+    ceilings = [ceiling_pages(cgroupfs.limit(node) or 0, available_below)]
     aimed_at: list[int] = []
 
     def on_record(data: bytes) -> None:
@@ -145,16 +141,16 @@ def floor(options: Options) -> None:
             write_line("killed", record[0], seen_ns, time.monotonic_ns())
             os.close(aimed_at.pop())
 
-    ring = Ring(pins, "events", on_record)
+    ring = Ring(pinned, "events", on_record)
     ring.consume()  # what an earlier reader left
-    for name in pins.pressure:
-        pins.attach(name)
+    for name in pinned.pressure:
+        pinned.attach(name)
     epoll = select.epoll()
     epoll.register(ring.fileno(), select.EPOLLIN)
     epoll.register(0, select.EPOLLIN)
     protect()
     gc.disable()
-    write_line("ready")
+    ready()
     while True:
         for fd, _ in epoll.poll():
             if fd != 0:

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
-from monitor.lab.worker import Options, die_with_parent, join, libc, stdin_is_ready, write_line
+from monitor.lab.worker import die_with_parent, libc, ready, stdin_is_ready, write_line
 
 MIB = 1 << 20
 _PR_SET_NAME = 15
@@ -168,13 +168,12 @@ KINDS: dict[str, Callable[[], Iterator[int]]] = {
 }
 
 
-def blinder(options: Options) -> None:
+def blinder(cgroup: str, kind: str) -> None:
     signal.alarm(_MOST_S)
-    join(options["cgroup"])
-    write_line("ready")
-    os.chdir(options["cgroup"])
+    ready(cgroup)
+    os.chdir(cgroup)
     did = 0
-    for n in KINDS[options["kind"]]():
+    for n in KINDS[kind]():
         did += n
         if stdin_is_ready():
             break

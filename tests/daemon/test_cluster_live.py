@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.config_files import kubeconfig
@@ -37,7 +37,7 @@ def options(api: FakeApiServer, tmp_path: Path) -> tuple[str, ...]:
     return ("--pods", "apiserver", "--kubeconfig", str(credentials), "--node-name", "node-1")
 
 
-def started_hog(node: LabNode, api: FakeApiServer) -> Hog:
+def started_hog(node: LabNode, api: FakeApiServer) -> Child:
     """A pod in the API server and its hog in the kubelet's cgroup of it."""
     uid = str(uuid.uuid4())
     made = pod("hog", namespace="shop", containerStatuses=[{"name": "main", "containerID": f"containerd://{'a' * 64}"}])

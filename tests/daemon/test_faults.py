@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
@@ -102,12 +102,12 @@ def over(node: LabNode, pod: LabPod, daemon: LabDaemon, since: int) -> None:
     killed(node, hog)
 
 
-def killed(node: LabNode, hog: Hog) -> None:
+def killed(node: LabNode, hog: Child) -> None:
     assert hog.wait() == -signal.SIGKILL
     node.end(hog)
 
 
-def beaten(daemon: LabDaemon, hog: Hog, faults: Faults, call: str, number: int) -> int:
+def beaten(daemon: LabDaemon, hog: Child, faults: Faults, call: str, number: int) -> int:
     """How often the call failed until the hog was killed; where it is the truth, for half a second."""
     if number in TRUE.get(call, ()):
         time.sleep(0.5)

@@ -9,7 +9,7 @@ import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.meminfo import multi_gen_lru
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from tests import live
@@ -81,7 +81,7 @@ PLAIN = "kubepods/burstable/pod{uid}/{id}"
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 
 
-def of_kubelet(node: LabNode, tree: str, uid: str, mib: int) -> Hog:
+def of_kubelet(node: LabNode, tree: str, uid: str, mib: int) -> Child:
     """A process in a pod that the lab node has no manifest of."""
     name = tree.format(uid=uid, slice=uid.replace("-", "_"), id="46b4aeed" * 8)
     return live.hog_at(node, name, mib=mib, rate=100)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode
 from tests import live
@@ -28,7 +28,7 @@ node = live.fixture(losing_node)
 TOO_MUCH = 100
 
 
-def small(node: LabNode, number: int = 5, mib: int = 3) -> list[Hog]:
+def small(node: LabNode, number: int = 5, mib: int = 3) -> list[Child]:
     """Pods that are far below their requests."""
     return [node.fill(node.add_pod(f"small-{n}", "Burstable", request=32 * MIB), mib) for n in range(number)]
 
@@ -40,7 +40,7 @@ def asked(daemon: LabDaemon, *command: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def survive(hogs: list[Hog]) -> None:
+def survive(hogs: list[Child]) -> None:
     assert [hog.process.poll() for hog in hogs] == [None] * len(hogs)
 
 

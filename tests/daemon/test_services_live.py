@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.node import LabNode
 from tests import live
 from tests.daemon.hot_node import hard, hot_node, up_to
@@ -19,7 +19,7 @@ SESSION = "user.slice/user-1000.slice/session-3.scope"
 node = live.fixture(hot_node)
 
 
-def grown(node: LabNode, path: str, mib: int) -> Hog:
+def grown(node: LabNode, path: str, mib: int) -> Child:
     """A process in a unit's cgroup."""
     made = live.hog_at(node, path, mib=mib)
     made.go()

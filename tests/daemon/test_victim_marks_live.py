@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.node import MIB, LabNode
 from tests import live
 from tests.daemon.hot_node import hard
@@ -20,7 +20,7 @@ node = live.fixture(LabNode, "test-marks", 256 * MIB)
 
 
 @pytest.fixture
-def hogs(node: LabNode) -> list[Hog]:
+def hogs(node: LabNode) -> list[Child]:
     """Of two pods far below their requests: the one of the lower priority is the policy's next victim."""
     first = node.add_pod("first", "Burstable", request=64 * MIB, priority=-10)
     second = node.add_pod("second", "Burstable", request=32 * MIB, priority=10)
@@ -30,15 +30,15 @@ def hogs(node: LabNode) -> list[Hog]:
     return found
 
 
-def values(hogs: list[Hog]) -> list[int]:
+def values(hogs: list[Child]) -> list[int]:
     return [int(Path(f"/proc/{hog.pid}/oom_score_adj").read_text()) for hog in hogs]
 
 
-def become(hogs: list[Hog], *wanted: int) -> None:
+def become(hogs: list[Child], *wanted: int) -> None:
     live.until(lambda: values(hogs) == list(wanted), f"oom_score_adj of {wanted}")
 
 
-def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: LabNode, hogs: list[Hog]) -> None:
+def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: LabNode, hogs: list[Child]) -> None:
     with live.daemon(node, "--enforce", *hard(8)) as daemon:
         become(hogs, 1000, SECOND)
         live.until(lambda: live.metric(daemon, "oom_guided_pods") == 1, "the mark to be counted")
@@ -47,7 +47,7 @@ def test_it_is_marked_while_a_threshold_is_near_and_set_back_at_the_end(node: La
     become(hogs, *OWN)
 
 
-def test_in_mode_observe_no_pod_is_marked(node: LabNode, hogs: list[Hog]) -> None:
+def test_in_mode_observe_no_pod_is_marked(node: LabNode, hogs: list[Child]) -> None:
     with live.daemon(node, "--mode", "observe", *hard(8)) as daemon:
         live.until(lambda: live.metric(daemon, "armed") == 1, "the threshold to be near")
         live.ended(daemon)
@@ -56,7 +56,7 @@ def test_in_mode_observe_no_pod_is_marked(node: LabNode, hogs: list[Hog]) -> Non
         assert live.messages(daemon, marked) == []
 
 
-def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Hog]) -> None:
+def test_a_daemon_that_was_killed_leaves_nothing(node: LabNode, hogs: list[Child]) -> None:
     """It is set back by the next start, or by `outrace unload`."""
     with live.daemon(node, "--enforce", *hard(8)) as daemon:
         become(hogs, 1000, SECOND)

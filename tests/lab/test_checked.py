@@ -9,7 +9,7 @@ import pytest
 
 from monitor.kernel import cgroup_procs
 from monitor.lab import hog as hogs
-from monitor.lab.hog import CHECKED, DEFAULTS, Anonymous, File, Load, Patience
+from monitor.lab.hog import CHECKED, Anonymous, File, Load, Patience
 from monitor.lab.node import MIB, LabNode
 from monitor.lab.race import Sizes
 from tests import live
@@ -33,7 +33,7 @@ def test_a_load_takes_what_it_was_told_and_has_what_it_wrote(node: LabNode, kind
 
 
 def grown(of: type[Load], kind: str, mib: int) -> Load:
-    load = of({**DEFAULTS, "kind": kind, "mib": str(mib), "seed": "3"})
+    load = of(kind, mib, 3)
     load.take(0, load.size)
     assert load.wrong() == 0
     return load

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs, meminfo
-from monitor.lab.child import Hog
+from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.side.incidents import IncidentReader
@@ -48,7 +48,7 @@ def below_now(mib: int) -> str:
     return f"memory.available<{threshold}Mi"
 
 
-def hog(node: LabNode, pod: LabPod, rate: int = RATE) -> Hog:
+def hog(node: LabNode, pod: LabPod, rate: int = RATE) -> Child:
     """A process with the score that a kubelet gives it, so that the kernel kills no other process."""
     made = node.start_hog(pod, mib=1024, rate=rate)
     Path(f"/proc/{made.pid}/oom_score_adj").write_text("1000")
