@@ -83,6 +83,7 @@ GONE = {
     "outrace report": "`outrace incidents list --since 7d`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
     "outrace bench latency --no-disturbance": "`outrace bench latency` without it",
+    "outrace bench race --watch": "`outrace bench race --mode hold`, which watches each hold for a second",
     "outrace bench race --hooks": "`outrace demo --hooks NAME --margin SIZE`, for each hook",
 }
 

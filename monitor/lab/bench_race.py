@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from monitor.cli.output import Finite, emit, format_bytes, output_option
+from monitor.cli.output import emit, format_bytes, output_option
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError
 from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, number, progress, row_lines, trigger_option
 from monitor.lab.daemon import LabDaemon
@@ -54,27 +54,27 @@ def _row(name: str, results: Sequence[RaceResult]) -> Row:
     }
 
 
-def _kill_races(runs: int, quick: bool, no_baselines: bool) -> list[Row]:
-    margins = (2 * MIB,) if quick else MARGINS
-    cases: list[tuple[str, int, tuple[int, ...]]] = [("user", margin, HOGS) for margin in margins]
-    cases += [("kernel", margin, HOGS[:1]) for margin in (KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS)]
+def _kill_races(runs: int, quick: bool, no_baselines: bool, margins: Any, hogs: Any, loads: Any) -> list[Row]:
+    small, few = margins or (KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS), hogs or HOGS[:1]
+    margins, loads = margins or ((2 * MIB,) if quick else MARGINS), loads or ("4k", "thp")
+    cases = [*(("user", margin, hogs or HOGS) for margin in margins), *(("kernel", margin, few) for margin in small)]
     rows: list[Row] = []
     with LabNode("race", NODE_BYTES) as node:
         pod, directory = populate(node), node.state_dir()
 
-        def add(name: str, watcher: LabDaemon | Poller, margin: int, hogs: int, thp: bool) -> None:
-            name = f"{name} hogs={hogs} pages={'thp' if thp else '4k'} margin={format_bytes(margin)}"
-            rows.append(_row(name, [run_race(node, pod, watcher, hogs, thp) for _ in range(runs)]))
+        def add(name: str, watcher: LabDaemon | Poller, margin: int, number: int, kind: str) -> None:
+            name = f"{name} hogs={number} pages={kind} margin={format_bytes(margin)}"
+            rows.append(_row(name, [run_race(node, pod, watcher, number, kind) for _ in range(runs)]))
             progress("{name}: {wins} of {runs}".format_map(rows[-1]))
 
         for trigger, margin, counts in cases:  # each with a monitor of its own: a threshold is a start-up option
             options = ("--enforce", "--trigger", trigger, "--eviction-hard", f"memory.available<{margin}")
             with LabDaemon(node, *options, state_dir=directory) as daemon:
                 time.sleep(1.0)  # until the end of its start
-                for hogs, thp in product(counts, (False, True)):
-                    add(trigger, daemon, margin, hogs, thp)
-        for (name, interval_us), margin, thp in product(() if no_baselines else POLLERS, margins, (False, True)):
-            add(name, Poller(margin, interval_us), margin, 1, thp)
+                for number, kind in product(counts, loads):
+                    add(trigger, daemon, margin, number, kind)
+        for (name, interval_us), margin, kind in product(() if no_baselines else POLLERS, margins, loads):
+            add(name, Poller(margin, interval_us), margin, 1, kind)
     return rows
 
 
@@ -89,9 +89,9 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
         "name": name,
         "unit": "us",
         "runs": len(results),
-        "held": sum(r.outcome == "held" for r in results),
+        "held": sum(r.held for r in results),
         "oom": sum(r.oom_kills for r in results),
-        "killed": sum(r.outcome == "killed" or bool(r.killed) for r in results),
+        "killed": sum(bool(r.killed or (r.evictions and not r.held)) for r in results),
         "right": sum(r.is_whole for r in results),
         "grew_p50_bytes": grew_p50,
         "grew_max_bytes": grew_max,
@@ -105,9 +105,8 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
     }
 
 
-def _hold_races(runs: int, quick: bool, load: Any, hogs: Any, margin: Any, watch: float | None) -> Found:
+def _hold_races(runs: int, margins: Any, hogs: Any, loads: Any) -> Found:
     """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
-    margins = margin or (HOLD_MARGINS[1:2] if quick else HOLD_MARGINS)
     for line in margins:
         if not Sizes.of(_HOLD_NODE, line).fits():
             raise ConfigError(f"--margin {format_bytes(line)} is more than leaves room on the node", "give less")
@@ -117,8 +116,8 @@ def _hold_races(runs: int, quick: bool, load: Any, hogs: Any, margin: Any, watch
         with LabNode("race", _HOLD_NODE, with_freezer=True) as node:
             stage = HoldStage(node, line)
             with LabDaemon(node, *given) as daemon:
-                for kind, count in product(load or CHECKED, hogs or HOGS):
-                    results = [run_hold(stage, daemon, kind, count, watch or 1.0) for _ in range(runs)]
+                for kind, count in product(loads, hogs):
+                    results = [run_hold(stage, daemon, kind, count) for _ in range(runs)]
                     rows.append(hold_row(f"{kind} hogs={count} margin={format_bytes(line)}", results))
                     troubles = list(filter(None, (result.trouble() for result in results)))
                     clean = clean and not troubles
@@ -131,18 +130,17 @@ def _hold_races(runs: int, quick: bool, load: Any, hogs: Any, margin: Any, watch
 @bench("name wins runs p50 max kill_p50 kill_max least_left_bytes")
 @number("--runs", 20, "Races of each kind.")
 @click.option("--quick", is_flag=True, help="One margin of each kind (2Mi; 256Ki in the kernel; 32Mi in mode hold).")
-@click.option("--no-baselines", is_flag=True, help="Leave out the pollers.")
-@click.option("--watch", type=Finite(0.1), help="In mode hold: seconds that a hold is watched. [1]")
-@click.option("--margin", type=Listed(Size()), help="In mode hold: distances from the limit. [8Mi,32Mi,100Mi]")
-@click.option("--hogs", type=Listed(click.IntRange(1, 16)), help="In mode hold: how many processes. [1,2,4]")
+@click.option("--no-baselines", is_flag=True, help="Leave out the pollers, which mode hold has none of.")
+@click.option("--margin", type=Listed(Size()), help="Distances from the limit. [1Mi to 8Mi; 8Mi to 100Mi in mode hold]")
+@click.option("--hogs", type=Listed(click.IntRange(1, 16)), help="How many processes. [1,2,4]")
 @click.option(
     "--load",
     metavar="NAME,...",
     type=Listed(click.Choice(tuple(CHECKED))),
-    help=f"In mode hold: only these of {', '.join(CHECKED)}.",
+    help=f"Only these of {', '.join(CHECKED)}. [4k,thp; all in mode hold]",
 )
 @mode_option
-def race(runs: int, quick: bool, no_baselines: bool, mode: str, **hold: Any) -> list[Row] | Found:
+def race(runs: int, quick: bool, no_baselines: bool, mode: str, margin: Any, hogs: Any, load: Any) -> list[Row] | Found:
     """Race the OOM killer.
 
     1, 2 and 4 processes at full speed, 4K and huge pages, several margins; with the trigger in the kernel down to 256
@@ -156,12 +154,9 @@ def race(runs: int, quick: bool, no_baselines: bool, mode: str, **hold: Any) -> 
     all pods were held, none was OOM-killed, and all are right.
     """
     if mode == HOLD:
-        if no_baselines:
-            raise ConfigError("--no-baselines is of races in mode enforce", "leave it out")
-        return _hold_races(runs, quick, **hold)
-    for name in (name for name, value in hold.items() if value is not None):
-        raise ConfigError(f"--{name} is of races in mode hold", f"give --mode {HOLD} too")
-    return _kill_races(runs, quick, no_baselines)
+        margin = margin or (HOLD_MARGINS[1:2] if quick else HOLD_MARGINS)
+        return _hold_races(runs, margin, hogs or HOGS, load or CHECKED)
+    return _kill_races(runs, quick, no_baselines, margin, hogs, load)
 
 
 @click.command()
@@ -196,11 +191,12 @@ def demo(
     given = (f"--{name}={value}" for name, value in how.items())
     options = ("--enforce", *given, "--eviction-hard", f"memory.available<{margin}")
     results: list[RaceResult] = []
+    kind = "thp" if thp else "4k"
     with LabNode("demo", node_memory) as node:
         victim = populate(node)
         with nullcontext() if no_monitor else LabDaemon(node, *options) as daemon:
             for i in range(runs):
-                results.append(run_race(node, victim, daemon, hogs, thp))
+                results.append(run_race(node, victim, daemon, hogs, kind))
                 if sys.stderr.isatty():
                     click.echo(f"\rrace {i + 1} of {runs}: {results[-1].winner} ", err=True, nl=i + 1 == runs)
     wins = sum(r.winner == "eviction" for r in results)

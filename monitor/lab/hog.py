@@ -10,8 +10,7 @@ populate (page faults of 4 KiB, of huge pages, or all in one mmap), tmpfs or one
 pieces or by one system call; of ``path``, if given, which outlives the process), file (page cache of an unlinked file
 in /var/tmp, written, then read ``reread`` times, which makes it active; ``sync``: written back at once, because dirty
 pages that reclaim comes upon become active; ``pin``: kept in pipes that no process reads, as by a server whose clients
-do not read: it stays inactive and cannot be reclaimed), fork (children of 2 MiB), pipes or sockets (full of unread
-data).
+do not read: it stays inactive and cannot be reclaimed), fork (children of 2 MiB).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import os
 import random
 import select
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -46,13 +44,12 @@ _PIECES = 1024
 #: MiB that each forked child takes, and what it costs with its interpreter's pages, stack and page tables.
 _CHILD_MIB, _CHILD_COSTS_MIB = 2, 2.7
 _MAP_NORESERVE = 0x4000  # <asm-generic/mman.h>: mmap of Python 3.11 does not have it
-#: What short memory looks like to a program: pipes and sockets say EAGAIN only when they are full.
+#: What short memory looks like to a program.
 _SHORT = (errno.ENOMEM, errno.ENOBUFS, errno.ENOSPC)
 _AGAIN_S = 0.01
 #: Between two looks whether a child has died instead of growing.
 _LOOK_S = 0.1
 _FAILED = 1
-_SO_SNDBUFFORCE = 32
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -273,69 +270,12 @@ class Fork(Load):
         return bad * _CHILD_MIB * MIB
 
 
-class Queues(Load):
-    """Pipes or sockets full of unread data."""
-
-    def __init__(self, kind: str, mib: int, seed: int) -> None:
-        super().__init__(kind, mib, seed)
-        self.chunk = self.size
-        self._contents = Contents(self.seed)
-        self._open: list[tuple[int, int, int]] = []  # reader, number of its first piece, bytes
-        self._kept: list[socket.socket] = []
-
-    def _pair(self) -> tuple[int, int]:
-        if self.kind == "pipes":
-            reader, writer = os.pipe2(os.O_NONBLOCK)
-            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, MIB)
-            return reader, writer
-        ends = socket.socketpair()
-        self._kept += ends
-        for end in ends:
-            end.setblocking(False)
-        # Where that is not allowed, there are more of them.
-        libc.setsockopt(ends[1].fileno(), socket.SOL_SOCKET, _SO_SNDBUFFORCE, ctypes.byref(ctypes.c_int(4 * MIB)), 4)
-        return ends[0].fileno(), ends[1].fileno()
-
-    def take(self, start: int, length: int) -> None:
-        taken = number = 0
-        while taken < length:
-            reader, writer = patience(self._pair)
-            first, held = number, 0
-            while taken < length:
-                piece = self._contents.piece(number, _SMALL)
-                try:
-                    done = patience(os.write, writer, piece)
-                except BlockingIOError:
-                    break
-                held, taken = held + done, taken + done
-                if done < len(piece):
-                    if self.kind == "pipes":  # which divide evenly
-                        patience.came_short()
-                    break
-                number += 1
-            number += 1
-            self._open.append((reader, first, held))
-
-    def wrong(self) -> int:
-        bad = 0
-        for reader, first, held in self._open:
-            data = b""
-            while len(data) < held:
-                data += os.read(reader, held - len(data))
-            whole = b"".join(self._contents.piece(first + n, _SMALL) for n in range(-(-held // _SMALL)))
-            if data != whole[:held]:
-                bad += held
-        return bad
-
-
 #: Loads whose memory is checked when they were held, in the order in which a bench runs them.
 CHECKED: dict[str, type[Load]] = {
     "4k": Anonymous,
     "thp": Anonymous,
     "tmpfs": File,
     "fork": Fork,
-    "pipes": Queues,
-    "sockets": Queues,
     "populate": Anonymous,
     "one-write": File,
 }

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,14 +56,14 @@ class Poller(NamedTuple):
     interval_us: int
 
 
-def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hogs: int, thp: bool) -> RaceResult:
+def run_race(node: LabNode, pod: LabPod, watcher: LabDaemon | Poller | None, hogs: int, kind: str) -> RaceResult:
     """Start ``hogs`` processes in ``pod`` that want twice the node between them, and see what kills them. ``watcher``:
     the daemon under test, or what polls instead; None: the race is left to the kernel.
 
     Raises MonitorError when the race does not end.
     """
     each = 2 * node.memory_bytes // MIB // hogs + 64
-    running = [node.start_hog(pod, mib=each, kind="thp" if thp else "4k") for _ in range(hogs)]
+    running = [node.start_hog(pod, mib=each, kind=kind) for _ in range(hogs)]
     since = 0
     with ExitStack() as stack:
         for hog in running:
@@ -130,16 +130,13 @@ def populate(node: LabNode) -> LabPod:
 
 #: What the pods of `populate` hold, with their interpreters.
 _RESIDENT = 50 * MIB
-#: What a load is charged for each byte that it was told to take, where that is more: the buffers of 4 processes with
-#: sockets had 381 MiB for 330, which crossed the threshold once more.
-_COSTS = {"sockets": 1.25}
 #: What has to be free beside a load when all is over, at the least: 4 interpreters have 20 MiB.
 _ROOM = 32 * MIB
 #: Between two looks at what no event announces, and at what rarely happens: on an emulated CPU a look takes 1 ms.
 _LOOK_S, _SELDOM_S = 0.002, 0.05
-#: In which the daemon counts the pods again, also on an emulated CPU.
-_SETTLE_S = 0.3
-_HELD, _ENDED, _EVICTING = "pod held", "hold ended", "evicting"
+#: In which the daemon counts the pods again, also on an emulated CPU; and for which a hold is watched.
+_SETTLE_S, _WATCH_S = 0.3, 1.0
+_HELD, _ENDED = "pod held", "hold ended"
 #: What a brake may write, in the cgroups of a pod.
 _FILES = (
     *("memory.limit_in_bytes", "memory.oom_control", "freezer.state"),
@@ -161,8 +158,7 @@ class Sizes:
     def of(cls, node: int, margin: int) -> Sizes:
         """For a threshold ``margin`` from the limit. Too large a margin leaves too little: `fits`."""
         load = node - _RESIDENT - margin - max(node // 16, _ROOM)
-        # A sixteenth more than that, because sockets are charged less than `_COSTS` where their buffers are large.
-        over = 3 * node // 16
+        over = 3 * node // 16  # by which it is too much beside the ballast
         return cls(ballast=node + over - _RESIDENT - load, load=load, before=load - over - margin)
 
     def fits(self) -> bool:
@@ -174,12 +170,11 @@ class Sizes:
 class HoldResult:
     """What came of one race. Bytes and microseconds; None: not known."""
 
-    outcome: str  # `held`, `killed` (by outrace) or `oom`: what came first; else `nothing`
+    held: bool = False
     brake: str | None = None
     brake_us: float | None = None  # crossing to brake in force
     grew_bytes: int | None = None  # of the pod, after it was held and while it was watched
     left_bytes: int | None = None  # of the node, at the least
-    held_s: float | None = None
     ended: str | None = None
     oom_kills: int = 0
     killed: int = 0  # processes of the pod that did not live to the end
@@ -195,7 +190,7 @@ class HoldResult:
 
     def trouble(self) -> str:
         """What came of a race without a hold, or with damage to a pod; "" of one that is as it has to be."""
-        if self.outcome == "held" and self.is_whole and not self.oom_kills and not self.changed:
+        if self.held and self.is_whole and not self.oom_kills and not self.changed:
             return ""
         return ", ".join(f"{name} {value}" for name, value in asdict(self).items() if value not in (None, []))
 
@@ -228,7 +223,7 @@ class HoldStage:
         self._ballast.go()
         self._ballast.expect("grown")
         time.sleep(_SETTLE_S)  # a pod that grew just before the crossing is held too
-        mib = int(self.sizes.load / MIB / number / _COSTS.get(kind, 1.0))
+        mib = self.sizes.load // MIB // number
         hogs = [self.node.start_hog(self.victim, kind=kind, mib=mib, seed=seed) for seed in range(number)]
         try:
             for hog in hogs:
@@ -243,10 +238,10 @@ class HoldStage:
         """The ballast gives its memory back: the threshold is clear."""
         self._ballast.free()
 
-    def watch(self, held: Record, watch_s: float) -> tuple[int, int]:
-        """Bytes by which the held pod has grown after so many seconds, and the least that was left on the node."""
+    def watch(self, held: Record) -> tuple[int, int]:
+        """Bytes by which the held pod grows while it is watched, and the least that is left on the node."""
         usage, left = 0, self.node.memory_bytes
-        deadline = time.monotonic() + watch_s
+        deadline = time.monotonic() + _WATCH_S
         while not usage or time.monotonic() < deadline:
             usage = max(usage, self.node.usage(self.victim))
             left = min(left, self.node.memory_bytes - self.node.usage())
@@ -273,8 +268,8 @@ class HoldStage:
         ]
 
 
-def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int, watch_s: float) -> HoldResult:
-    """``number`` processes of load ``kind`` against the limit, held for ``watch_s`` seconds, and let go on.
+def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int) -> HoldResult:
+    """``number`` processes of load ``kind`` against the limit, held, watched, and let go on.
 
     Raises MonitorError where outrace holds no pod and no process ends either.
     """
@@ -291,17 +286,21 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int, watch_
 
     with stage.growing(kind, number) as hogs:
         until(over, "a hold")
-        held = told(_HELD)
-        grew, left = stage.watch(held[0], watch_s) if held else (None, None)
+        found = HoldResult()
+        for held in told(_HELD)[:1]:
+            found.held, found.brake = True, held["brake"]
+            if held["crossed_ns"]:
+                found.brake_us = (held["held_ns"] - held["crossed_ns"]) / 1000
+            found.grew_bytes, found.left_bytes = stage.watch(held)
         stage.unload()
-        right, failed = go_on(hogs)
+        found.right, found.failed_calls = go_on(hogs)
         until(lambda: {r["id"] for r in told(_HELD)} <= {r["id"] for r in told(_ENDED)}, "the end of a hold")
-        killed = sum(hog.process.poll() is not None for hog in hogs)
-        found = _told_of(told(_HELD), told(_ENDED), told(_EVICTING), node.oom_kills() - before)
-        changed = stage.changed()  # before the node is thawed
-        return replace(
-            found, grew_bytes=grew, left_bytes=left, killed=killed, right=right, failed_calls=failed, changed=changed
-        )
+        found.ended = next((record["why"] for record in reversed(told(_ENDED))), None)
+        found.killed = sum(hog.process.poll() is not None for hog in hogs)
+        found.oom_kills = node.oom_kills() - before
+        found.evictions = [f"{r['pod']} evicted: {r['message']}" for r in told("evicting")]
+        found.changed = stage.changed()  # before the node is thawed
+        return found
 
 
 def go_on(hogs: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bool, int]:
@@ -314,17 +313,3 @@ def go_on(hogs: Sequence[Child], patience_s: float = PATIENCE_S) -> tuple[bool, 
             hog.send("check")
     answers = [hog.answer() for hog in hogs]
     return all(answer == "right" for answer in answers), failed
-
-
-def _told_of(held: list[Record], ended: list[Record], evicting: list[Record], oom_kills: int) -> HoldResult:
-    """The result as far as the daemon's log and the kernel's counter have it."""
-    out = HoldResult("held" if held else "killed" if evicting else "oom" if oom_kills else "nothing")
-    out.oom_kills = oom_kills
-    if held:
-        out.brake = held[0]["brake"]
-        if held[0]["crossed_ns"]:
-            out.brake_us = (held[0]["held_ns"] - held[0]["crossed_ns"]) / 1000
-    if ended:
-        out.held_s, out.ended = ended[-1]["held_ns"] / 1e9, ended[-1]["why"]
-    out.evictions = [f"{r['pod']} evicted: {r['message']}" for r in evicting]
-    return out

@@ -70,7 +70,7 @@ def main(worker: str, parent: str, options: str) -> None:
         die_with_parent(int(parent))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # some take memory by sockets and pipes
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # some keep page cache in pipes
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     module, _, function = worker.partition(":")
     getattr(importlib.import_module(module), function)(**json.loads(options))
