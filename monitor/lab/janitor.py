@@ -14,32 +14,23 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
+from monitor.kernel import cgroup_procs, instances, pins
 from monitor.lab.worker import ready
 
 #: SIGKILLed processes of a full cgroup are gone in milliseconds; this is for a machine that is busy otherwise.
 PATIENCE_S = 20.0
-#: Where directories of pins are, which goes with the last of them (`monitor.kernel.pins.ROOT`, not imported here).
-_PINS = "/sys/fs/bpf/outrace/"
-
-
-def _members(directory: str) -> list[int]:
-    """Processes in this one cgroup; none if it is gone."""
-    try:
-        with open(os.path.join(directory, "cgroup.procs")) as procs:
-            return [int(line) for line in procs if line.strip() != "0"]
-    except OSError:
-        return []  # removed meanwhile, or the threaded part of a tree whose processes its parent lists
 
 
 def kill_all(cgroup: str) -> None:
     """SIGKILL every process in the tree; by pidfd, looked up again, so that a reused pid is never hit."""
-    for directory, _, _ in os.walk(cgroup):
-        for pid in _members(directory):
+    for directory, pids in cgroup_procs.walk(Path(cgroup)):
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # it went by itself
                 fd = os.pidfd_open(pid)
                 try:
-                    if pid in _members(directory):
+                    if pid in cgroup_procs.pids_in(directory):
                         signal.pidfd_send_signal(fd, signal.SIGKILL)
                 finally:
                     os.close(fd)
@@ -96,9 +87,8 @@ def clean(pidfds: list[int], paths: list[str]) -> bool:
     removed = [remove_tree(cgroup) for cgroup in cgroups]  # all of them, whatever becomes of the first
     for directory in (path for path in paths if path not in cgroups):
         shutil.rmtree(directory, ignore_errors=True)
-        if directory.startswith(_PINS):
-            with contextlib.suppress(OSError):  # the pins of others are there
-                os.rmdir(os.path.dirname(directory))
+        if directory.startswith(str(pins.ROOT)):
+            instances.remove_empty_root()
     return all(removed)
 
 

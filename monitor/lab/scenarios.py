@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from monitor.errors import EXIT_FAILURE, EXIT_OK, MonitorError
+from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.meminfo import multi_gen_lru
 from monitor.lab.bench import Found, Row, bench, number, progress
@@ -61,7 +61,7 @@ def freezer() -> str:
 
 
 def unified() -> str:
-    return "" if cgroupfs.detect().version == 2 else "memory.oom.group and memory.min are of cgroup v2"
+    return "" if cgroupfs.detect().version == 2 else "memory.oom.group is of cgroup v2"
 
 
 def two_lists() -> str:
@@ -73,21 +73,6 @@ def two_lists() -> str:
 
 #: The OOM killer comes before any eviction, however fast the monitor is.
 _LOST = soft("10m")
-
-
-# -- thresholds by outrace's own formula (docs/signals.md) -------------------------------------------------------------
-
-
-@scenario(OWN, i.OOM_UNSEEN, killed=HOG, enforce=True, needs=unified)
-def protected_and_unseen(stage: Stage) -> None:
-    """By memory.reclaimable, page cache that memory.min keeps is available."""
-    server = stage.pod("server", priority=CRITICAL)
-    # From the machine's own reclaim too, which asks the node (kswapd took 58 of 90 MiB else), and in its containers,
-    # which else need the mount option memory_recursiveprot.
-    for cgroup in (stage.node.cgroup, server.cgroup, *server.containers.values()):
-        (cgroup / "memory.min").write_text(str(100 * MIB))
-    stage.filled(server, 90, kind="file", reread=0, sync=1)
-    stage.grow(stage.pod("hog"))
 
 
 @scenario(OWN, i.RELIEVED, i.KUBELET_ONLY, enforce=True)
@@ -314,14 +299,16 @@ def scenarios(runs: int, only: tuple[str, ...]) -> Found:
 
     The truth is the verdict, exactly these flags, and the pods that were evicted and killed.
     """
-    chosen = [one for one in SCENARIOS if not only or one.name in only]
-    for one in () if only else tuple(chosen):  # one that is named fails with the reason
-        if problem := one.needs():
-            progress(f"{one.name}: left out: {problem}")
-            chosen.remove(one)
+    rows = []
     with LabNode("scenarios", 64 * MIB) as home:
         state_dir = home.state_dir()
-        rows = [_row(one, play(one, state_dir, runs)) for one in chosen]
+        for one in (one for one in SCENARIOS if not only or one.name in only):
+            if problem := one.needs():
+                if only:
+                    raise CannotError(f"scenario {one.name} cannot be played here: {problem}", "leave it out")
+                progress(f"{one.name}: left out: {problem}")
+                continue
+            rows.append(_row(one, [play(one, state_dir, run) for run in range(runs)]))
     totals = {key: sum(row[key] for row in rows) for key in ("runs", "right")}
     return Found(rows, totals, EXIT_OK if totals["right"] == totals["runs"] else EXIT_FAILURE)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
@@ -51,12 +51,11 @@ class Scenario:
     domain: str = "node"
     enforce: bool = False
     node_mib: int = 160
-    prepare: Callable[[LabNode], None] | None = None
+    prepare: Callable[[LabNode], object] = bool
     needs: Callable[[], str] = lambda: ""
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One run: every incident it led to, and what is wrong with them ("" if nothing is)."""
 
     incidents: list[Incident]
@@ -75,14 +74,15 @@ def wrong_in(truth: Scenario, found: list[Incident]) -> str:
         want = 0 if truth.verdict == NOTHING else 1
         return "" if len(found) == want else f"{len(found)} incidents instead of {want}: {_summaries(found)}"
     i = found[0]
-    killed = tuple(dict.fromkeys((v["pod"] or "").removeprefix("lab/") for v in i["oom_victims"]))
-    evicted = tuple(e["pod"].removeprefix("lab/") for e in i["evicted"])
-    seen = (i["verdict"], sorted(i["flags"]), evicted, killed, i["observed"])
-    wanted = (truth.verdict, sorted(truth.flags), truth.evicted, truth.killed, truth.observed)
-    what = ("verdict", "flags", "evicted", "killed", "observed")
-    wrong = [f"{k} {got!r} instead of {want!r}" for k, got, want in zip(what, seen, wanted, strict=True) if got != want]
-    if not i["domain"].endswith(truth.domain):
-        wrong.append(f"domain {i['domain']!r} instead of {truth.domain!r}")
+    seen = {
+        "verdict": i["verdict"],
+        "flags": set(i["flags"]),
+        "evicted": tuple(e["pod"].removeprefix("lab/") for e in i["evicted"]),
+        "killed": tuple(dict.fromkeys((v["pod"] or "").removeprefix("lab/") for v in i["oom_victims"])),
+        "observed": i["observed"],
+        "domain": i["domain"][-len(truth.domain) :] if truth.domain else "",
+    }
+    wrong = [f"{k} {got!r} instead of {want!r}" for k, got in seen.items() if got != (want := getattr(truth, k))]
     return f"{'; '.join(wrong)} ({i['summary']})" if wrong else ""
 
 
@@ -147,14 +147,13 @@ class Stage:
         return pod
 
     def hog(self, pod: LabPod, mib: int, *, container: str = "c0", **options: str | int) -> Child:
-        """A process in a container that takes ``mib`` on `go`. ``scored``: it has its pod's oom_score_adj by then, as a
-        kubelet's container has from its start. (The daemon writes it up to a second later: an emulated guest was at its
-        limit before, with 0, and the kernel took a smaller process that had 1000 already, in 2 of 12 runs.)
+        """A process in a container that takes ``mib`` on `go`. ``scored``: it has its pod's oom_score_adj, as a
+        kubelet's container has from its start; the daemon writes it up to a second later.
         """
         hog = self.node.start_hog(pod, container, mib=mib, **options)
         self.hogs.append(hog)
         if self.scored and pod.qos == "BestEffort":
-            until(lambda: hog.oom_score_adj == _BEST_EFFORT, f"oom_score_adj {_BEST_EFFORT} of {pod.name}")
+            hog.oom_score_adj = _BEST_EFFORT
         return hog
 
     def grow(self, pod: LabPod, mib: int = 400, rate: int = STEADY, **options: Any) -> None:
@@ -217,24 +216,15 @@ class Stage:
             hog.wait(PATIENCE_S)
 
 
-def play(scenario: Scenario, state_dir: Path, runs: int = 1) -> list[Outcome]:
-    """Play a scenario ``runs`` times and judge what the daemon stored. Raises MonitorError where this machine cannot.
-
-    ``state_dir``: of all daemons, for the incidents and the pins (the caller unloads them).
+def play(scenario: Scenario, state_dir: Path, run: int = 0) -> Outcome:
+    """Play a scenario, with pods and a daemon of its own, and judge what the daemon stored. ``state_dir``: of all
+    daemons, for the incidents and the pins (the caller unloads them).
     """
-    if problem := scenario.needs():
-        raise MonitorError(f"scenario {scenario.name} cannot be played here: {problem}", "leave it out with --only")
-    return [_played(scenario, state_dir, run) for run in range(runs)]
-
-
-def _played(scenario: Scenario, state_dir: Path, run: int) -> Outcome:
-    """One run, with pods and a daemon of its own."""
     options = (*scenario.thresholds, *(("--enforce",) if scenario.enforce else ()))
     scored = scenario.enforce and bool(scenario.killed)  # the kernel's choice depends on it
     failed, counted, began = "", dict[str, float](), time.time()
     with LabNode(f"scenario-{scenario.name}-{run}", scenario.node_mib * MIB) as node:
-        if scenario.prepare is not None:
-            scenario.prepare(node)
+        scenario.prepare(node)
         with LabDaemon(node, *options, state_dir=state_dir, keep_pins=True) as daemon:
             stage = Stage(node, daemon, scored)
             try:
@@ -242,7 +232,7 @@ def _played(scenario: Scenario, state_dir: Path, run: int) -> Outcome:
                 stage.calm()
                 if daemon.process is not None and daemon.process.poll() is None:
                     if scenario.verdict != NOTHING:
-                        stage.daemon.told("incident", final=True)
+                        daemon.told("incident", final=True)
                     counted = daemon.metrics()
             except MonitorError as error:
                 failed = f"the situation did not come about: {error}"

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: One command, and all of its daemons: more than it takes in an emulated guest.
 MOST_S = 900
 SCENARIOS = (
-    *("evicted-beside-cache", "protected-and-unseen", "active-and-pinned", "only-the-kubelet", "evicted-hard"),
+    *("evicted-beside-cache", "active-and-pinned", "only-the-kubelet", "evicted-hard"),
     *("full-speed", "evicted-soft", "ignores-term", "two-hogs"),
     *("tmpfs-hog", "fork-bomb", "over-eviction", "would-have-won", "burst", "stalled-monitor", "in-soft-period"),
     *("grace-too-long", "frozen-victim", "tmpfs-outlives", "no-threshold", "pinned-cache", "kubepods-limit"),
@@ -34,7 +34,7 @@ VARIANTS = (
     ("hooks", "poll", ("evicted-hard", "relieved", "own-limit", "user-kill", "would-have-won")),
     ("hooks", "kprobe", ("evicted-hard", "active-flood")),
 )
-LOADS = ("4k", "thp", "tmpfs", "fork", "pipes", "sockets", "populate", "one-write")
+LOADS = ("4k", "thp", "tmpfs", "fork", "populate", "one-write")
 
 
 def commands() -> Iterator[tuple[str, dict[str, str], list[str]]]:
@@ -46,7 +46,7 @@ def commands() -> Iterator[tuple[str, dict[str, str], list[str]]]:
             words = ["bench", "scenarios", "--only", name, "--runs", "1"]
             shorter = {"hold_limit": "3s"} if value == "hold" else {}
             yield f"scenario-{name}-{setting}-{value}", {setting: value, **shorter}, words
-    hold = ["bench", "race", "--mode", "hold", "--runs", "1", "--hogs", "2", "--watch", "0.3"]
+    hold = ["bench", "race", "--mode", "hold", "--runs", "1", "--hogs", "2"]
     for load in LOADS:
         yield f"hold-{load}", {}, [*hold, "--margin", "32Mi", "--load", load]
     for hogs, trigger in ((1, "user"), (4, "user"), (4, "kernel")):

@@ -28,9 +28,6 @@ EVERYWHERE = {
     *("evicted-hard", "grace-too-long", "wrong-victim", "tmpfs-outlives", "pinned-cache"),
     *("record-stops", "cache-flood", "user-kill", "group-kill"),
 }
-#: On one with cgroup v2, which they need.
-NEWEST = {"protected-and-unseen"}
-
 #: What is to come about needs a process at the full speed of a CPU: emulated, others have come first (2 runs of 2), or
 #: the second pod comes so late that it is another incident (2 runs of 4).
 FULL_SPEED = {"burst", "active-flood", "two-hogs"}
@@ -62,7 +59,7 @@ def played(
     def one(scenario: Scenario) -> Played:
         state_dir = state_dirs.get()
         try:
-            return play(scenario, state_dir)[0], state_dir
+            return play(scenario, state_dir), state_dir
         finally:
             state_dirs.put(state_dir)
 
@@ -85,7 +82,7 @@ def _params(item: pytest.Item) -> dict[str, object]:
 
 def cases() -> list[Any]:
     def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
-        return () if name in EVERYWHERE else (pytest.mark.newest if name in NEWEST else pytest.mark.once,)
+        return () if name in EVERYWHERE else (pytest.mark.once,)
 
     return [pytest.param(s, id=s.name, marks=marks(s.name)) for s in SCENARIOS]
 
