@@ -21,8 +21,6 @@ from monitor.lab.node import LabNode
 from monitor.side.export.http import FRESH_S
 
 Record = dict[str, Any]
-#: Key of a record that arrived when its process had been followed by another.
-_LATE = "of an earlier process"
 
 
 class LabDaemon:
@@ -77,8 +75,7 @@ class LabDaemon:
             *("--state-dir", str(self.state_dir), "--listen", "127.0.0.1:0", "--log-format", "json"),
             *self.options,
         ]
-        since = len(self.log)
-        self.started_ns = time.monotonic_ns()
+        self.address, self.started_ns = "", time.monotonic_ns()
         self.process = process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -90,14 +87,10 @@ class LabDaemon:
         self.node.also_remove(process.pid)
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
 
-        def is_ready() -> bool:
-            log = (r for r in self.log[since:] if r.get("msg") == "starting" and _LATE not in r)
-            if (first := next(log, None)) is None:
-                return False
-            self.address = f"http://{first['listen']}"
-            return self.get("/readyz")[0] == 200
+        def is_decided() -> bool:
+            return process.poll() is not None or (self.address != "" and self.get("/readyz")[0] == 200)
 
-        until(lambda: process.poll() is not None or is_ready(), "the monitor to be ready", 2 * PATIENCE_S, 0.01)
+        until(is_decided, "the monitor to be ready", 2 * PATIENCE_S, 0.01)
         if process.poll() is not None:
             self.wait_for(lambda _: False)  # to the end of its log
             # Its own word on whether this machine can at all (exit code 3) is passed on.
@@ -115,7 +108,9 @@ class LabDaemon:
                 except ValueError:
                     record = {"msg": line.decode(errors="replace").rstrip(), "raw": True}
                 with self._arrived:
-                    self.log.append(record if process is self.process else record | {_LATE: True})
+                    self.log.append(record)
+                    if record.get("msg") == "starting" and process is self.process:
+                        self.address = f"http://{record['listen']}"
                     self._arrived.notify_all()
         with self._arrived:
             self._ended.add(process)

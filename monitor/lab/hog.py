@@ -1,7 +1,7 @@
 """A process that takes memory on request and has what it wrote checked (a worker: `monitor.lab.worker`).
 
 Orders: `go` takes the memory (answer `grown FAILED`: how often a system call failed or came back short for want of
-memory, a row of failures counted once), `free` gives it back (`freed`), `check` reads all of it again (`right`, or
+memory), `free` gives it back (`freed`), `check` reads all of it again (`right`, or
 `wrong BYTES`: bytes that are not what was written).
 
 Options of `hog`: ``freezer``, a cgroup of v1's; ``seed``, each has contents of its own; ``rate``, MiB per second (0:
@@ -55,46 +55,27 @@ T = TypeVar("T")
 
 
 class Patience:
-    """Does a system call again until it succeeds, as a careful program does, and counts that it had to."""
+    """Does a system call again until it succeeds, as a careful program does. ``failed``: how often it did not."""
 
-    def __init__(self) -> None:
-        self.failed = 0
-        self._failing = False
+    failed = 0
 
     def __call__(self, call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         while True:
             try:
-                done = call(*arguments, **named)
+                return call(*arguments, **named)
             except OSError as error:
                 if error.errno not in _SHORT:
                     raise
-                self.came_short()
             except MemoryError:
-                self.came_short()
-            else:
-                self._failing = False
-                return done
-            time.sleep(_AGAIN_S)
+                pass
+            self.came_short()
 
     def came_short(self) -> None:
-        if not self._failing:
-            self.failed += 1
-        self._failing = True
+        self.failed += 1
+        time.sleep(_AGAIN_S)
 
 
 patience = Patience()
-
-
-class Contents:
-    """What is written: never zero, different in each place and each process."""
-
-    def __init__(self, seed: int) -> None:
-        self._view = memoryview(random.Random(seed).randbytes(2 * MIB).translate(bytes((1, *range(1, 256)))))
-
-    def piece(self, number: int, size: int) -> memoryview:
-        """Piece ``number`` of ``size`` bytes (at most 1 MiB)."""
-        at = number * 4099 % MIB
-        return self._view[at : at + size]
 
 
 class Load:
@@ -161,7 +142,9 @@ class File(Load):
         self, kind: str, mib: int, seed: int, *, path: str = "", reread: int = 1, sync: int = 0, pin: int = 0
     ) -> None:
         super().__init__(kind, mib, seed)
-        self._contents = Contents(self.seed)
+        # What is written: never zero, different in each place and each process.
+        random_bytes = random.Random(seed).randbytes(2 * MIB)
+        self._contents = memoryview(random_bytes.translate(bytes((1, *range(1, 256)))))
         self._reread, self._pin, self._sync = reread, pin, sync
         self._piece = {"file": MIB, "one-write": -(-self.size // _PIECES)}.get(self.kind, _SMALL)
         if self.kind == "one-write":
@@ -176,7 +159,8 @@ class File(Load):
 
     def _pieces(self, start: int, length: int) -> Iterable[memoryview]:
         for at in range(start, start + length, self._piece):
-            yield self._contents.piece(at // self._piece, min(self._piece, start + length - at))
+            first = at // self._piece * 4099 % MIB
+            yield self._contents[first : first + min(self._piece, start + length - at)]
 
     def take(self, start: int, length: int) -> None:
         at = start
@@ -201,7 +185,6 @@ class File(Load):
             if left:
                 left[0] = left[0][done:]
                 patience.came_short()
-                time.sleep(_AGAIN_S)
         return at
 
     def _keep(self, start: int, length: int) -> None:

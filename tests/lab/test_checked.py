@@ -61,7 +61,7 @@ def test_a_child_that_dies_is_noticed(node: LabNode) -> None:
     assert child.answer() == f"wrong {2 * MIB}"
 
 
-def test_calls_that_failed_for_want_of_memory_are_done_again_and_a_row_of_them_counts_once(
+def test_calls_that_failed_for_want_of_memory_are_done_again_and_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hogs, "_AGAIN_S", 0.0)
@@ -74,7 +74,7 @@ def test_calls_that_failed_for_want_of_memory_are_done_again_and_a_row_of_them_c
 
     patience = Patience()
     assert [patience(call) for _ in range(3)] == ["done"] * 3
-    assert patience.failed == 2
+    assert patience.failed == 3
 
     def refuse() -> None:
         raise PermissionError(errno.EPERM, "no")
