@@ -21,7 +21,7 @@ import psutil
 
 from monitor.actions.ledger import OF_PROCESSES
 from monitor.errors import EXIT_FAILURE, EXIT_OK, ConfigError, MonitorError
-from monitor.kernel import cgroup_procs, loader
+from monitor.kernel import cgroup_procs
 from monitor.lab.bench import Found, Row, bench, mode_option, number, progress, trigger_option
 from monitor.lab.child import until
 from monitor.lab.daemon import LabDaemon, Record
@@ -65,7 +65,7 @@ class Kills(ABC):
         counts = {"unit": "runs", **dict.fromkeys(self.columns.split(), 0)}
         self.rows: dict[str, Row] = {what: {"name": what, **counts, "problems": []} for what in (HOT, SIDE)}
         self._number = 0
-        self._ours: set[psutil.Process] = set()  # processes that the monitor has had
+        self.ours: set[psutil.Process] = set()  # processes that the monitor has had
         self.left_behind: list[str] = []
 
     @abstractmethod
@@ -82,16 +82,9 @@ class Kills(ABC):
         row["runs"] += 1
         row["problems"] += [f"run {self._number}: {problem}" for problem in self._race(row, len(self._daemon.log))]
         hot = psutil.Process(self._daemon.pid)
-        self._ours |= {hot, *hot.children()}
+        self.ours |= {hot, *hot.children()}
         if any(child.process.poll() is not None for child in self._scores):
             raise MonitorError(f"run {self._number}: a pod that had no part in it was killed")
-
-    def look_for_rest(self) -> None:
-        """What is there of a node and a daemon that have ended."""
-        paths = (self._node.cgroup, loader.instance_directory(self._daemon.state_dir))
-        self.left_behind += [f"{path} is left behind" for path in paths if path.exists()]
-        running = (one for one in self._ours if one.is_running())
-        self.left_behind += [f"process {one.pid} of the monitor is left behind" for one in running]
 
     def _strike(self, row: Row) -> None:
         """SIGKILL to one of the monitor's processes. The hot one starts again at once."""
@@ -282,10 +275,11 @@ def kills(runs: int, trigger: str, mode: str, seed: int | None) -> Found:
                 if sys.stderr.isatty():
                     click.echo(f"\r{number + 1} of {runs}", err=True, nl=False)
             races.finish()
-    races.look_for_rest()
+    # The janitor removes cgroups and pins, or says that it could not.
+    running = (one for one in races.ours if one.is_running())
+    races.left_behind += [f"process {one.pid} of the monitor is left behind" for one in running]
     rows = list(races.rows.values())
     problems = [*races.left_behind, *(problem for row in rows for problem in row["problems"])]
-
     for line in (*problems[:_PROBLEMS_SHOWN], f"seed {seed}"):
         progress(line)
     more = {"seed": seed, "left_behind": races.left_behind}

@@ -21,7 +21,7 @@ from monitor.lab.bench import Found, Listed, Row, Size, bench, mode_option, numb
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.hog import CHECKED
 from monitor.lab.node import MIB, LabNode, require_root
-from monitor.lab.race import HoldResult, HoldStage, Poller, RaceResult, Sizes, populate, run_hold, run_race, spread
+from monitor.lab.race import HoldResult, HoldStage, Poller, RaceResult, populate, run_hold, run_race, sizes, spread
 from monitor.settings.config import HOLD
 from monitor.settings.options import HOOKS
 
@@ -108,8 +108,7 @@ def hold_row(name: str, results: Sequence[HoldResult]) -> Row:
 def _hold_races(runs: int, margins: Any, hogs: Any, loads: Any) -> Found:
     """Every load with every count of processes at every margin. Exit code 1 where a run was not as it has to be."""
     for line in margins:
-        if not Sizes.of(_HOLD_NODE, line).fits():
-            raise ConfigError(f"--margin {format_bytes(line)} is more than leaves room on the node", "give less")
+        sizes(_HOLD_NODE, line)  # refused before the first race
     rows, clean = [], True
     for line in margins:
         given = ("--mode", HOLD, "--eviction-hard", f"memory.available<{line}")

@@ -17,7 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from monitor.errors import MonitorError
+from monitor.cli.output import format_bytes
+from monitor.errors import ConfigError, MonitorError
 from monitor.lab.child import PATIENCE_S, Child, until
 from monitor.lab.daemon import LabDaemon, Record
 from monitor.lab.node import MIB, LabNode, LabPod
@@ -144,26 +145,15 @@ _FILES = (
 )
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """In bytes: what the ballast gives back, what the held pod takes (too much beside the ballast, and not without it),
-    and what is left between its start and the threshold.
+def sizes(node: int, margin: int) -> tuple[int, int]:
+    """Bytes of the ballast, which it gives back, and of the load, which is too much beside the ballast, and not without
+    it. ConfigError where a threshold so far from the limit leaves too little for a load that begins before it is met.
     """
-
-    ballast: int
-    load: int
-    before: int
-
-    @classmethod
-    def of(cls, node: int, margin: int) -> Sizes:
-        """For a threshold ``margin`` from the limit. Too large a margin leaves too little: `fits`."""
-        load = node - _RESIDENT - margin - max(node // 16, _ROOM)
-        over = 3 * node // 16  # by which it is too much beside the ballast
-        return cls(ballast=node + over - _RESIDENT - load, load=load, before=load - over - margin)
-
-    def fits(self) -> bool:
-        """Whether the load is one, and begins before the threshold is met."""
-        return self.load >= 64 * MIB and self.before >= _ROOM
+    load = node - _RESIDENT - margin - max(node // 16, _ROOM)
+    over = 3 * node // 16  # by which it is too much
+    if load < 64 * MIB or load - over - margin < _ROOM:
+        raise ConfigError(f"--margin {format_bytes(margin)} is more than leaves room on the node", "give less")
+    return node + over - _RESIDENT - load, load
 
 
 @dataclass
@@ -200,11 +190,11 @@ class HoldStage:
 
     def __init__(self, node: LabNode, margin: int) -> None:
         self.node = node
-        self.sizes = Sizes.of(node.memory_bytes, margin)
+        ballast, self._load = sizes(node.memory_bytes, margin)
         self.victim = populate(node)
         # What it uses is what it requests: the policy takes it last.
-        archive = node.add_pod("archive", "Guaranteed", request=2 * self.sizes.ballast, namespace="demo")
-        self._ballast = node.start_hog(archive, mib=self.sizes.ballast // MIB)
+        archive = node.add_pod("archive", "Guaranteed", request=2 * ballast, namespace="demo")
+        self._ballast = node.start_hog(archive, mib=ballast // MIB)
         self._before = self._snapshot()
         self._numbers = count(1)
 
@@ -223,7 +213,7 @@ class HoldStage:
         self._ballast.go()
         self._ballast.expect("grown")
         time.sleep(_SETTLE_S)  # a pod that grew just before the crossing is held too
-        mib = self.sizes.load // MIB // number
+        mib = self._load // MIB // number
         hogs = [self.node.start_hog(self.victim, kind=kind, mib=mib, seed=seed) for seed in range(number)]
         try:
             for hog in hogs:

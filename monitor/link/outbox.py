@@ -22,23 +22,43 @@ MOST, MOST_OF_HOLDS = 2048, 1024
 _Kept = deque[tuple[int, RaceMessage]]
 
 
-class UnstoredMessages:
-    """Both ends count each `RaceMessage`; the helper reports up to which of them all is stored."""
+class Outbox:
+    """What the helper gets: messages, through the channel that there is (``sock`` gives it), and counters. Both ends
+    count each `RaceMessage`; the helper reports up to which of them all is stored.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, sock: Callable[[], socket.socket | None], stats: SharedStats) -> None:
+        self._sock = sock
+        self.stats = stats
         self._kept, self._of_holds = _Kept(), _Kept()
         self._sent = 0
         self._pushed_out = self._pushed_to = 0  # messages that found no room, and the number of the last
+        self._lost = False  # a helper ended since `resend` was done
 
-    def note(self, message: HotMessage) -> None:
-        """This message was given to the helper, or there is none to give it to."""
-        if isinstance(message, RaceMessage):
-            self._sent += 1
-            is_of_hold = isinstance(message, PodHeld | PodReleased)
-            kept, most = (self._of_holds, MOST_OF_HOLDS) if is_of_hold else (self._kept, MOST)
-            if len(kept) >= most:
-                self._pushed_out, self._pushed_to = self._pushed_out + 1, kept.popleft()[0]
-            kept.append((self._sent, message))
+    def offer(self, message: HotMessage) -> bool:
+        """Send without waiting; False if the channel cannot take it."""
+        sock = self._sock()
+        return sock is not None and channel.send(sock, message)
+
+    def send(self, message: HotMessage) -> None:
+        """Send without waiting; what the channel cannot take is dropped and counted."""
+        if self.offer(message) or (isinstance(message, RaceMessage) and self._sock() is None):
+            self._keep(message)  # in the latter case for the next helper
+        else:
+            self.stats.dropped(message)
+
+    def log(self, level: str, msg: str, /, **fields: Any) -> None:
+        self.send(LogLine(level, msg, fields))
+
+    def _keep(self, message: HotMessage) -> None:
+        if not isinstance(message, RaceMessage):
+            return
+        self._sent += 1
+        is_of_hold = isinstance(message, PodHeld | PodReleased)
+        kept, most = (self._of_holds, MOST_OF_HOLDS) if is_of_hold else (self._kept, MOST)
+        if len(kept) >= most:
+            self._pushed_out, self._pushed_to = self._pushed_out + 1, kept.popleft()[0]
+        kept.append((self._sent, message))
 
     def stored(self, count: int) -> None:
         """The helper has stored all that came of its first ``count``."""
@@ -48,55 +68,26 @@ class UnstoredMessages:
         if count >= self._pushed_to:
             self._pushed_out = 0
 
-    def resend(self, offer: Callable[[HotMessage], bool]) -> int:
-        """Send a new helper all that is kept, in order; how many it did not take, or there was no room for."""
-        kept = [message for _, message in sorted((*self._kept, *self._of_holds), key=itemgetter(0))]
-        refused = self._pushed_out
-        self._kept.clear()
-        self._of_holds.clear()
-        self._sent = self._pushed_out = self._pushed_to = 0
-        for message in kept:
-            if offer(message._replace(resent=True)):
-                self.note(message)
-            else:
-                refused += 1
-        return refused
-
-
-class Outbox:
-    """What the helper gets: messages, through the channel that there is (``sock`` gives it), and counters."""
-
-    def __init__(self, sock: Callable[[], socket.socket | None], stats: SharedStats) -> None:
-        self._sock = sock
-        self.stats = stats
-        self._unstored = UnstoredMessages()
-        self._lost = False  # a helper ended since `resend` was done
-        self.stored = self._unstored.stored
-
-    def offer(self, message: HotMessage) -> bool:
-        """Send without waiting; False if the channel cannot take it."""
-        sock = self._sock()
-        return sock is not None and channel.send(sock, message)
-
-    def send(self, message: HotMessage) -> None:
-        """Send without waiting; what the channel cannot take is dropped and counted."""
-        if self.offer(message):
-            self._unstored.note(message)
-        elif isinstance(message, RaceMessage) and self._sock() is None:
-            self._unstored.note(message)  # for the next helper
-        else:
-            self.stats.dropped(message)
-
-    def log(self, level: str, msg: str, /, **fields: Any) -> None:
-        self.send(LogLine(level, msg, fields))
-
     def side_lost(self) -> None:
         """What that helper had not stored goes first into the channel of the next one."""
         self._lost = True
         self.resend()
 
     def resend(self) -> None:
-        """Do what `side_lost` asked for, as soon as there is a channel."""
-        if self._lost and self._sock() is not None:
-            self._lost = False
-            self.stats.add("channel_dropped", self._unstored.resend(self.offer))
+        """Do what `side_lost` asked for, as soon as there is a channel. What it does not take, or there was no room
+        for, is counted as dropped.
+        """
+        if not self._lost or self._sock() is None:
+            return
+        kept = sorted((*self._kept, *self._of_holds), key=itemgetter(0))
+        refused = self._pushed_out
+        self._kept.clear()
+        self._of_holds.clear()
+        self._sent = self._pushed_out = self._pushed_to = 0
+        self._lost = False
+        for _, message in kept:
+            if self.offer(message._replace(resent=True)):
+                self._keep(message)
+            else:
+                refused += 1
+        self.stats.add("channel_dropped", refused)

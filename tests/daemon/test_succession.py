@@ -20,8 +20,9 @@ from monitor.kernel.pins import Pins
 from monitor.kernel.wire import EVICTION
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
-from monitor.link.messages import Clear, HotMessage, LogLine, Signalled
-from monitor.link.outbox import MOST, MOST_OF_HOLDS, UnstoredMessages
+from monitor.link.counters import SharedStats
+from monitor.link.messages import Clear, HotMessage, Signalled
+from monitor.link.outbox import MOST, MOST_OF_HOLDS, Outbox
 from monitor.side.incidents import FOLDER, IncidentReader
 from tests import live
 from tests.daemon.hot_node import hard, hot_node, losing_node
@@ -142,50 +143,64 @@ def test_a_note_has_what_became_of_one_pod() -> None:
     assert note.read() is None
 
 
+class Heard(Outbox):
+    """An outbox whose helper takes all but what it ``refuses``."""
+
+    def __init__(self) -> None:
+        super().__init__(MagicMock(), SharedStats.create())
+        self.heard = list[HotMessage]()
+        self.refuses: type = type(None)
+
+    def offer(self, message: HotMessage) -> bool:
+        self.heard.append(message)
+        return not isinstance(message, self.refuses)
+
+    def lost(self) -> int:
+        """What a new helper does not get; it has the rest in `heard`."""
+        self.heard, before = [], self.stats.get("channel_dropped")
+        self.side_lost()
+        return self.stats.get("channel_dropped") - before
+
+
 def test_a_new_side_gets_what_the_old_one_had_not_stored() -> None:
-    unstored, heard = UnstoredMessages(), []
-
-    def take(message: HotMessage) -> bool:
-        heard.append(message)
-        return True
-
+    outbox = Heard()
     for number in range(5):
-        unstored.note(Signalled(number, "", "", 9))
-        unstored.note(LogLine("info", ""))
-    unstored.stored(2)
-    assert unstored.resend(take) == 0
-    assert heard == [Signalled(number, "", "", 9, resent=True) for number in (2, 3, 4)]
-    unstored.stored(2)  # the new helper counts anew
-    heard.clear()
-    unstored.note(Clear(9, "", "", True, 0))
-    refusing: Callable[[HotMessage], bool] = lambda message: not isinstance(message, Signalled) and take(message)  # noqa: E731
-    assert unstored.resend(refusing) == 1
-    assert heard == [Clear(9, "", "", True, 0, resent=True)]
+        outbox.send(Signalled(number, "", "", 9))
+        outbox.log("info", "")
+    outbox.stored(2)
+    assert outbox.lost() == 0
+    assert outbox.heard == [Signalled(number, "", "", 9, resent=True) for number in (2, 3, 4)]
+    outbox.stored(2)  # the new helper counts anew
+    outbox.send(Clear(9, "", "", True, 0))
+    outbox.refuses = Signalled
+    assert outbox.lost() == 1
+    assert outbox.heard[1:] == [Clear(9, "", "", True, 0, resent=True)]
+    outbox.refuses = type(None)
     for number in range(2 * MOST):
-        unstored.note(Signalled(number, "", "", 9))
-    heard.clear()
-    assert unstored.resend(take) == MOST + 1, "what found no room is counted as lost"
-    assert len(heard) == MOST
-    assert heard[-1].ts_ns == 2 * MOST - 1
+        outbox.send(Signalled(number, "", "", 9))
+    assert outbox.lost() == MOST + 1, "what found no room is counted as lost"
+    assert len(outbox.heard) == MOST
+    assert outbox.heard[-1].ts_ns == 2 * MOST - 1
 
 
 def test_holds_of_one_pod_push_no_kill_out() -> None:
     """A hold may begin and end twice a second for as long as the pod likes; nothing is stored while it goes on."""
-    unstored, heard = UnstoredMessages(), list[HotMessage]()
-    unstored.note(Signalled(7, "", "", 9))
+    outbox = Heard()
+    outbox.send(Signalled(7, "", "", 9))
     for number in range(MOST):
-        unstored.note(HELD._replace(hold=number))
-        unstored.note(ENDED._replace(hold=number))
-    unstored.note(Signalled(8, "", "", 9))
-    lost = unstored.resend(lambda message: heard.append(message) is None)
+        outbox.send(HELD._replace(hold=number))
+        outbox.send(ENDED._replace(hold=number))
+    outbox.send(Signalled(8, "", "", 9))
+    assert outbox.lost() == 2 * MOST - MOST_OF_HOLDS
+    heard = outbox.heard
     assert [message.ts_ns for message in heard if isinstance(message, Signalled)] == [7, 8]
     assert heard[0] == Signalled(7, "", "", 9, resent=True), "in order"
     assert heard[-1] == Signalled(8, "", "", 9, resent=True)
-    assert (len(heard), lost) == (MOST_OF_HOLDS + 2, 2 * MOST - MOST_OF_HOLDS)
+    assert len(heard) == MOST_OF_HOLDS + 2
     for number in range(2 * MOST_OF_HOLDS):
-        unstored.note(HELD._replace(hold=number))
-    unstored.stored(len(heard) + 2 * MOST_OF_HOLDS)
-    assert unstored.resend(lambda message: True) == 0, "what is stored is not lost"
+        outbox.send(HELD._replace(hold=number))
+    outbox.stored(len(heard) + 2 * MOST_OF_HOLDS)
+    assert outbox.lost() == 0, "what is stored is not lost"
 
 
 def test_when_a_process_was_born() -> None:

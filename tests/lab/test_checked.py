@@ -7,11 +7,12 @@ import signal
 
 import pytest
 
+from monitor.errors import ConfigError
 from monitor.kernel import cgroup_procs
 from monitor.lab import hog as hogs
 from monitor.lab.hog import CHECKED, Anonymous, File, Load, Patience
 from monitor.lab.node import MIB, LabNode
-from monitor.lab.race import Sizes
+from monitor.lab.race import sizes
 from tests import live
 
 node = live.fixture(LabNode, "test-checked", 128 * MIB)
@@ -88,9 +89,9 @@ def test_calls_that_failed_for_want_of_memory_are_done_again_and_counted(
 )
 def test_beside_the_ballast_there_is_too_little_and_without_it_enough(margin: int, size: int) -> None:
     node, resident = size * MIB, 50 * MIB
-    sizes = Sizes.of(node, margin * MIB)
-    assert sizes.fits()
-    assert resident + sizes.ballast < node - margin * MIB
-    assert resident + sizes.ballast + sizes.load > node + margin * MIB // 2
-    assert resident + sizes.load < node - margin * MIB
-    assert not Sizes.of(node, size // 2 * MIB).fits()
+    ballast, load = sizes(node, margin * MIB)
+    assert resident + ballast < node - margin * MIB
+    assert resident + ballast + load > node + margin * MIB // 2
+    assert resident + load < node - margin * MIB
+    with pytest.raises(ConfigError, match="more than leaves room"):
+        sizes(node, size // 2 * MIB)
