@@ -44,10 +44,6 @@ _BACK = 4 * MIB
 Sample = tuple[float, float]
 
 
-def sample(crossed_ns: int, seen_ns: int, signalled_ns: int) -> Sample:
-    return (seen_ns - crossed_ns) / 1000, (signalled_ns - crossed_ns) / 1000
-
-
 def add_pods(node: LabNode, pods: int) -> LabPod:
     """So many pods of two containers (three cgroups each), with a process in the first one that dies with the pod; the
     last has none, and its processes are those that are killed.
@@ -140,8 +136,8 @@ def by_monitor(node: LabNode, victim: LabPod, state_dir: Path, below: int, n: in
             daemon.told("evicted", since=since)
             if record["uid"] != victim.uid:
                 raise MonitorError(f"the wrong pod was evicted: {record['pod']}")
-            if record["crossed_ns"]:
-                yield sample(record["crossed_ns"], record["decided_ns"], record["signalled_ns"])
+            if crossed := record["crossed_ns"]:
+                yield (record["decided_ns"] - crossed) / 1000, (record["signalled_ns"] - crossed) / 1000
             else:
                 progress("not timed: decided by a pass before the crossing's record was read")
             node.end(hog)
@@ -157,7 +153,8 @@ def by_floor(node: LabNode, victim: LabPod, state_dir: Path, below: int, n: int,
             floor.send(f"aim {hog.pid}")
             floor.expect("aimed")
             hog.go()
-            yield sample(*map(int, floor.expect("killed").split()))
+            crossed, seen, killed = map(int, floor.expect("killed").split())
+            yield (seen - crossed) / 1000, (killed - crossed) / 1000
             hog.process.wait()
             with suppress(MonitorError):
                 until(lambda: node.usage() <= before + _BACK, "its memory", 5.0)  # noqa: B023 - called here

@@ -72,25 +72,18 @@ def send_packet(sock: socket.socket, packet: bytes) -> bool:
     return True
 
 
-def receive(sock: socket.socket, flags: int = 0) -> Message | None:
-    """One message, waited for if the socket blocks; None when the other end is closed. Raises BlockingIOError."""
-    try:
-        packet = sock.recv(MAX_PACKET, flags)
-    except ConnectionError:
-        return None
-    return decode(packet) if packet else None
-
-
 def drain(sock: socket.socket, limit: int = 64) -> Iterator[Message | None]:
     """Up to ``limit`` messages that wait already; yields None once if the other end closed. Never waits."""
     for _ in range(limit):
         try:
-            message = receive(sock, socket.MSG_DONTWAIT)
+            packet = sock.recv(MAX_PACKET, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
+        except ConnectionError:
+            packet = b""
         except OSError as error:  # ENOMEM: it is still there at the next turn
             TROUBLES.note("channel", error)
             return
-        yield message
-        if message is None:
+        yield decode(packet) if packet else None
+        if not packet:
             return

@@ -100,9 +100,9 @@ class Hot:
         """All messages up to and with the first of this type from the helper."""
         messages: list[Any] = []
         while not messages or NAMES.get(type(messages[-1]), "bad") != kind:
-            message = channel.receive(self.sock)
-            assert message is not None, f"the side closed the channel before {kind!r}:\n{self.log()}"
-            messages.append(message)
+            packet = self.sock.recv(channel.MAX_PACKET)
+            assert packet, f"the side closed the channel before {kind!r}:\n{self.log()}"
+            messages.append(channel.decode(packet))
         return messages
 
     def receive(self, kind: str) -> Any:
