@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import pytest
 
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, instances, loader
 from monitor.kernel.charging import NAMES
 from monitor.kernel.domains import DomainTable, Reading
@@ -295,12 +296,10 @@ def daemon(node: LabNode, *options: str, **rest: Any) -> LabDaemon:
 
 def message(daemon: LabDaemon, msg: str, since: int = 0, **fields: object) -> Record:
     """The first log record with this message and these fields, waited for."""
-    found = daemon.wait_for(
-        lambda r: r.get("msg") == msg and all(r.get(key) == value for key, value in fields.items()), TIMEOUT_S, since
-    )
-    if found is None:
+    try:
+        return daemon.told(msg, TIMEOUT_S, since, **fields)
+    except MonitorError:
         pytest.fail(f"the daemon never logged {msg!r} {fields}:\n" + "\n".join(str(r) for r in daemon.log[since:]))
-    return found
 
 
 def ended(daemon: LabDaemon) -> None:

@@ -13,6 +13,7 @@ from monitor.actions.undo import undo
 from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
+from monitor.lab.child import Child
 from tests import live
 
 MIB = 1 << 20
@@ -90,6 +91,18 @@ class Stand:
         if self.freezer is not None and not V2:
             (self.freezer / below / "cgroup.procs").write_text(str(puppet.pid))
         return puppet
+
+    @contextmanager
+    def hog(self, **options: object) -> Iterator[Child]:
+        """A hog in the pod (options: monitor/lab/hog.py)."""
+        freezer = "" if V2 or self.freezer is None else self.freezer
+        hog = Child("monitor.lab.hog:hog", cgroup=self.pod, freezer=freezer, **options)
+        hog.expect("ready")
+        try:
+            yield hog
+        finally:
+            self.thaw()
+            hog.close()
 
     def thaw(self) -> None:
         """Whatever a brake has frozen."""

@@ -14,45 +14,13 @@ import pytest
 from monitor.hold.pod_brake import PodBrake
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
+from monitor.lab.hog import CHECKED
 from tests import live
 from tests.hold.braked import AUTO, HIERARCHY, MIB, Stand, stand
 
 pytestmark = pytest.mark.kernel
 
 NODE, LEFT = 256, 48  # MiB: of the node, and how much of it is left when the pod is braked
-#: Each takes more than the node has. What a fault cannot have now it waits for; a system call returns without.
-FAULTS = """
-def load():
-    block = mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
-    block.madvise(mmap.MADV_NOHUGEPAGE)
-    ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(block)), 1, 400 * MIB)
-"""
-HUGE_PAGES = FAULTS.replace("NOHUGEPAGE", "HUGEPAGE")
-POPULATE = """
-def load():
-    kept.append(mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE | 0x4000))
-"""
-TMPFS = """
-def load():
-    file = os.memfd_create("load")
-    for _ in range(400 * 16):
-        os.write(file, bytes(65536))
-"""
-ONE_WRITE = """
-def load():
-    file = os.memfd_create("load")
-    nothing = mmap.mmap(-1, 400 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, mmap.PROT_READ)
-    os.write(file, nothing)
-"""
-FORKS = """
-def load():
-    for _ in range(100):
-        if os.fork() == 0:
-            anon(4)
-            time.sleep(1000)
-"""
-LOADS = {"faults": FAULTS, "huge pages": HUGE_PAGES, "tmpfs": TMPFS, "forks": FORKS}
-LOADS |= {"populate": POPULATE, "one write": ONE_WRITE}
 
 
 @pytest.fixture
@@ -92,21 +60,21 @@ def settled(held: Stand) -> int:
     return now
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_the_growth_ends_at_the_cap_and_no_other_pod_pays(held: Stand, load: str) -> None:
+@pytest.mark.parametrize("kind", CHECKED)
+def test_the_growth_ends_at_the_cap_and_no_other_pod_pays(held: Stand, kind: str) -> None:
+    """What a page fault cannot have now it waits for; a system call returns without."""
     innocent = cgroupfs.make(held.node / "innocent")
-    with live.Puppet(innocent) as other, held.puppet() as puppet:
+    with live.Puppet(innocent) as other, held.hog(kind=kind, mib=400) as hog:
         other.do("anon(24)")
-        puppet.do(f"exec({LOADS[load]!r})")
         brake = held.brake(AUTO)
-        puppet.tell("load()")
+        hog.go()
         cap = braked_at_the_line(held, brake)
         assert settled(held) < NODE * MIB
         assert (brake.usage() or 0) <= cap
         assert live.alive(other.pid)
         assert cgroupfs.oom_kills(HIERARCHY, innocent) == 0
         assert held.oom_kills() == 0
-        assert live.alive(puppet.pid)
+        assert live.alive(hog.pid)
         everybody = pids_below(held.pod)  # children that were forked would go on taking memory
         for pid in everybody:
             os.kill(pid, signal.SIGKILL)

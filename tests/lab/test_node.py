@@ -21,21 +21,6 @@ def node() -> Iterator[LabNode]:
     assert not made.cgroup.exists()
 
 
-@pytest.mark.parametrize("options", [{}, {"kind": "thp"}, {"kind": "tmpfs"}, {"kind": "file"}, {"rate": 400}])
-def test_a_hog_takes_what_it_was_given_and_gives_it_back(node: LabNode, options: dict[str, str | int]) -> None:
-    hog = node.start_hog(node.add_pod("hog"), mib=24, **options)
-    before = node.usage()
-    assert before < 8 * MIB, "a hog that waits should hold next to nothing"
-    hog.go()
-    hog.expect("grown")
-    assert node.usage() - before >= 23 * MIB
-    hog.free()
-    # Per-CPU batches keep a few hundred KiB charged.
-    assert node.usage() - before < 4 * MIB
-    hog.process.stdin.close()
-    assert hog.wait() == 0
-
-
 def test_a_hog_that_cycles_peaks_once_per_turn(node: LabNode) -> None:
     hog = node.start_hog(node.add_pod("hog"), mib=32, cycles=5)
     if node.hierarchy.version == 2 and not (node.cgroup / "memory.peak").exists():
