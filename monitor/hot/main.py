@@ -16,7 +16,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from monitor.hot.supervise import Side, SideRestarts
 from monitor.hot.trigger import Trigger
 from monitor.kernel.pins import HOOKS
 from monitor.kernel.sched import CAP_KILL, has, protect
-from monitor.link import messages
 from monitor.link.counters import SharedStats
 from monitor.link.outbox import Outbox
 from monitor.link.upgrade import is_replaced
@@ -71,8 +69,7 @@ class Hot:
         self.records = records = Records(events, gauge, registry, decider, outbox, is_exact=source.is_exact)
         self.sweeps = sweeps = Sweeps(gauge, registry, outbox, events.read_events)
         self.housekeeping = housekeeping = Housekeeping(gauge, registry, evictor, decider, records, kills, sweeps)
-        others = _other_messages(decider, evictor, outbox)
-        self.pods = pods = PodSync(guard, registry, decider, housekeeping, events.read_events, outbox, others)
+        self.pods = pods = PodSync(guard, registry, decider, evictor, housekeeping, events.read_events, outbox)
         self.restarts = SideRestarts(
             side, outbox, loop, started=pods.begin, lost=decider.helper_lost, receive=pods.receive
         )
@@ -203,18 +200,6 @@ class Hot:
         self.trigger.disarm()
         self.gauge.arming.detach()
         self.side.stop()
-
-
-def _other_messages(decider: Decider, evictor: Evictor, outbox: Outbox) -> dict[type, Callable[[Any], object]]:
-    return {
-        messages.Record: lambda _: decider.restart_recording(),
-        messages.DiskFigures: decider.take_disk_figures,
-        messages.Stored: lambda message: outbox.stored(message.total),
-        messages.Answer: evictor.answered,
-        messages.KubeletEviction: decider.holds.take_eviction,
-        messages.Softened: decider.holds.take_softened,
-        messages.StallCause: decider.take_stall_cause,
-    }
 
 
 def _is_left_alone(config: RunConfig) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.hot.decide import Decider
+from monitor.hot.evictor import Evictor
 from monitor.hot.housekeeping import Housekeeping
 from monitor.hot.loop import Guard
 from monitor.kernel.troubles import TROUBLES
@@ -27,17 +28,15 @@ _OF_PODS = (messages.PodSeen, messages.PodGone)
 
 @dataclass(eq=False)
 class PodSync:
-    """Pods come, go, and come again from a helper that was started anew. ``others``: what handles the messages that are
-    not of pods, by type.
-    """
+    """Pods come, go, and come again from a helper that was started anew; other messages go to what handles them."""
 
     guard: Guard
     registry: Registry
     decider: Decider
+    evictor: Evictor
     housekeeping: Housekeeping
     read_events: Callable[[], object]
     outbox: Outbox
-    others: Mapping[type, Callable[[Any], object]]
 
     def __post_init__(self) -> None:
         self._knows_pods = False  # a helper has sent all of them once; the sweep that counts them follows
@@ -45,11 +44,18 @@ class PodSync:
         self._unwatched: dict[str, messages.PodSeen] = {}  # uid -> the message of a pod that could not be watched yet
         self._retry_ns = 0
         self._is_stale = False  # the messages of this turn ask for a sweep
+        decider = self.decider
         self._handlers: Mapping[type, Callable[[Any], object]] = {
-            **self.others,
             messages.PodSeen: self._came,
             messages.PodGone: lambda message: self._drop(message.uid),
             messages.Synced: self._synced,
+            messages.Record: lambda _: decider.restart_recording(),
+            messages.DiskFigures: decider.take_disk_figures,
+            messages.Stored: lambda message: self.outbox.stored(message.total),
+            messages.Answer: self.evictor.answered,
+            messages.KubeletEviction: decider.holds.take_eviction,
+            messages.Softened: decider.holds.take_softened,
+            messages.StallCause: decider.take_stall_cause,
         }
 
     def begin(self) -> None:

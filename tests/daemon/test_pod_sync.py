@@ -26,12 +26,12 @@ class Stand:
         self._by_uid = by_uid
         given: dict[str, Any] = {
             "decider": MagicMock(forget=self._forget),
-            **{name: MagicMock() for name in ("housekeeping", "outbox")},
+            **{name: MagicMock() for name in ("evictor", "housekeeping", "outbox")},
             "guard": self._guard,
             "registry": registry,
             "read_events": self._read,
         }
-        self.pods = PodSync(**given, others={})
+        self.pods = PodSync(**given)
 
     def _put(self, message: PodSeen) -> None:
         self.log.append(message.uid)
