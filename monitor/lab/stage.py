@@ -136,7 +136,6 @@ class Stage:
 
     def __init__(self, node: LabNode, daemon: LabDaemon, scored: bool) -> None:
         self.node, self.daemon, self.scored = node, daemon, scored
-        self.hogs: list[Child] = []
 
     # what a script does
 
@@ -151,7 +150,6 @@ class Stage:
         kubelet's container has from its start; the daemon writes it up to a second later.
         """
         hog = self.node.start_hog(pod, container, mib=mib, **options)
-        self.hogs.append(hog)
         if self.scored and pod.qos == "BestEffort":
             hog.oom_score_adj = _BEST_EFFORT
         return hog
@@ -210,9 +208,9 @@ class Stage:
 
     def calm(self) -> None:
         """End what is left of the scenario without a signal, which would be an incident of its own."""
-        for hog in self.hogs:
+        for hog in self.node.children:
             hog.close_stdin()
-        for hog in self.hogs:
+        for hog in self.node.children:
             hog.wait(PATIENCE_S)
 
 
