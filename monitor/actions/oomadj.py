@@ -7,8 +7,10 @@ looked at when its pod is found, and when it forks, executes or is moved in, as 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from monitor.actions.oom_values import SANDBOX, ScoreNotes, Seen, seen_now
@@ -22,7 +24,7 @@ from monitor.policy.releases import CURRENT, Era
 _SETTLE_NS, _PACE_NS = 1_000_000_000, 1_200_000
 #: ... also where processes go on to appear: a pod that forks all the time is looked at this often.
 _MOST_SETTLE_NS = 5_000_000_000
-#: Processes looked at in one turn of the main loop.
+#: Processes looked at in one turn: marks of the OOM killer, in the same thread, wait no longer for it.
 _TURN = 128
 #: Cgroups of a pod whose processes are listed, 27 us each: those in later ones have what they inherit. A pod counts as
 #: so many processes at least, because empty cgroups cost as much.
@@ -75,7 +77,7 @@ class OomScores:
         self._rest: dict[str, int] = {}  # uid of one that was looked at in part -> up to which pid
         #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.process_watch`): their values are
         #: compared when they are their own again.
-        self.raised: frozenset[str] = frozenset()
+        self.raised: Collection[str] = ()
 
     def set_pod(self, found: FoundPod) -> None:
         """A pod is new or has changed: compute its values and look at all of its processes."""
@@ -113,7 +115,6 @@ class OomScores:
 
     def set_back(self, uid: str) -> None:
         """The processes of a pod have their own values again: look at all, and later at those that were being made."""
-        self.raised -= {uid}
         pod = self._pods.get(uid)
         if pod is not None:
             self._audit(pod)
@@ -151,11 +152,10 @@ class OomScores:
         else:
             self.look_soon(uid)
 
-    def due_ns(self) -> int | None:
-        """Nanoseconds until `settle` has something to do; None if nothing waits."""
-        if self._rest:
-            return 0
-        return max(0, min(due for _, due in self._waiting.values()) - time.monotonic_ns()) if self._waiting else None
+    def due_s(self) -> float:
+        """Seconds until `settle` has something to do."""
+        due_ns = 0 if self._rest else min((due for _, due in self._waiting.values()), default=inf)
+        return max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
 
     def settle(self) -> None:
         """Look at the pods that are due, at `_TURN` processes; at the others in the next turn."""
@@ -173,8 +173,8 @@ class OomScores:
 
     def _audit(self, pod: _PodScores, since: int = 0) -> int:
         """Look at the pod's processes with larger pids than ``since``, at most `_TURN`; at how many. The others are due
-        at once: 14,000 in one turn of the side's loop took 0.6 s, and it was killed as one that hangs. At none of a pod
-        without known values: a user makes 60,000 cgroups in a unit of its own; to list their processes took 1.6 s.
+        at once: 14,000 in one turn took 0.6 s. At none of a pod without known values: a user makes 60,000 cgroups in a
+        unit of its own; to list their processes took 1.6 s.
         """
         uid = pod.found.pod.uid
         self._rest.pop(uid, None)

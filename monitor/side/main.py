@@ -1,9 +1,9 @@
 """The helper process: everything of the daemon that may block. `python -m monitor.side.main`, started by the hot
 process.
 
-One `poll` loop owns the channel and the ring of new processes; what can block for real (manifests, files, a stuck
-stderr, process_mrelease, HTTP clients) runs in threads with bounded queues. It keeps nothing that must survive: killed
-and started again, it sends all pods anew. It ends when the channel closes, because then the hot process has ended.
+One `poll` loop owns the channel; what can block for real (manifests, files, a stuck stderr, process_mrelease, HTTP
+clients) or takes long (the processes of pods) runs in threads. It keeps nothing that must survive: killed and started
+again, it sends all pods anew. It ends when the channel closes, because then the hot process has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,8 +122,8 @@ class Side:
         self.watch = PodWatch(open_for(config, *found, ends), self.wake, self._failed)
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
-        self.processes = ProcessWatch(node, figures, self.log, self.wake, self.watch.doubt, self._failed)
-        self.pods = PodSync(node, self.watch, sock, self.processes.scores, self.log, self.heartbeat.ping)
+        self.processes = ProcessWatch(node, figures, self.log, self.watch.doubt, self._failed)
+        self.pods = PodSync(node, self.watch, sock, self.log)
         self._poll = select.poll()
         self._ending = False
 
@@ -133,27 +132,24 @@ class Side:
         self.watch.start()
         self.left_changes.at_start()
         self._wait_for_pods()
-        first = self.pods.take()
+        self.pods.turn()
         self._open_pins()
-        self.processes.open()  # before the pods are read: a process that appears meanwhile must not be missed
+        self.processes.open()
         self._open_doors()
-        self.node.kubepods = self.watch.source.kubepods
-        self.pods.examine(first, {})
         self.disks.start()
         started()  # the hot process has what it waits for
+        self.processes.start()
         self._open_races()
         self._open_cluster()
         parts = self.figures, self.holds, self.disks, self.log
-        calls = self.processes.scores.set_capacity, self.races.handle
-        self.messages = MessageHandler(*parts, *calls, self.cluster)
-        for fd in (self.sock.fileno(), self._wake_fd, self.processes.fileno(), self.races.fileno()):
+        self.messages = MessageHandler(*parts, self.races.handle, self.cluster)
+        for fd in (self.sock.fileno(), self._wake_fd, self.races.fileno()):
             if fd is not None:
                 self._poll.register(fd, select.POLLIN)
         collect_rarely()
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         while not self._ending:
-            self._guarded(self.processes.settle)
             self._turn(self._wait())
 
     def _turn(self, ready: set[int]) -> None:
@@ -162,9 +158,7 @@ class Side:
             self._read_channel()
             if self.node.state is not None and self.node.state.ready:
                 self.left_changes.at_ready()
-        if self.processes.fileno() in ready:
-            self._guarded(self.processes.consume)
-        self._guarded(self.processes.over.turn)
+        self.log.budget.flush()
         if (log_fd := self.races.fileno()) in ready:
             self.races.read_log()
             if log_fd is not None and self.races.fileno() is None:
@@ -181,9 +175,10 @@ class Side:
         if self._failure is not None:
             raise self._failure
         before = self.node.pods
-        self.pods.examine(self.pods.take(), before)
+        self.pods.turn()
         if self.node.pods is not before:
             self.disks.pods_changed()
+            self.processes.wake()
 
     def _open_doors(self) -> None:
         """HTTP for scrapers and for commands; and the watch for a hot process that hangs."""
@@ -214,12 +209,8 @@ class Side:
 
     def _timeout_ms(self) -> float:
         """How long to wait for an event; infinite when there is nothing else to do."""
-        waits = [_RESEND_S * 1000] if self.pods.pending else []
-        due_ns = self.processes.due_ns()
-        if due_ns is not None:
-            waits.append(due_ns / 1e6)
-        waits.append(self.races.due_s() * 1000)
-        return max(0.0, min(waits))
+        due_s = self.races.due_s()
+        return 1000 * max(0.0, min(due_s, _RESEND_S) if self.pods.pending else due_s)
 
     def wake(self) -> None:
         """Make the loop turn, from another thread: pods or disks changed, or a probe wants to see it turn."""
@@ -239,12 +230,6 @@ class Side:
 
     def stop(self) -> None:
         self._ending = True
-
-    def _guarded(self, step: Callable[[], object]) -> None:
-        try:
-            step()
-        except MonitorError as error:
-            self.log.error(str(error))
 
     def _read_channel(self) -> None:
         for message in channel.drain(self.sock):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monitor.actions.status import EvictedPod
 from monitor.errors import MonitorError
-from monitor.kernel import cgroup_procs, meminfo
+from monitor.kernel import cgroup_procs
 from monitor.kernel.oom_candidates import candidates
 from monitor.kernel.procfs import lives
 from monitor.link import messages
@@ -59,15 +59,12 @@ LOCAL_STORAGE = "local-storage"
 
 @dataclass(eq=False)
 class MessageHandler:
-    """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it. ``set_capacity(bytes)``
-    takes another size of the node's memory.
-    """
+    """Takes every message of the hot process: `_on_CLASS` acts on it, then ``record`` gets it."""
 
     figures: Figures
     holds: Holds
     disks: DiskWatch
     log: Log
-    set_capacity: Callable[[int], object]
     record: Callable[[messages.Message], object]
     cluster: Cluster | None = None
 
@@ -140,9 +137,6 @@ class MessageHandler:
         seen = message.observation.get("node")
         if seen is not None and seen["capacity"] != self.node.capacity:
             self.node.capacity = seen["capacity"]
-            # A kubelet makes oom_score_adj of the machine's whole memory, also where huge pages are apart.
-            apart = self.node.config.huge_pages_apart
-            self.set_capacity(meminfo.mem_total() if apart else self.node.capacity)
         if tuple(message.conditions) != tuple(before):  # a list as it comes over the socket
             self.log.warning("node conditions changed", conditions=message.conditions, before=before)
 

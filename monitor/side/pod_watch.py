@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from monitor.errors import MonitorError
 from monitor.kernel.procfs import readable
@@ -24,9 +23,6 @@ from monitor.policy.releases import CURRENT, Era, era
 from monitor.side.export.log import Log
 from monitor.side.node_state import NodeState, label
 from monitor.side.worker import WatchedThread
-
-if TYPE_CHECKING:
-    from monitor.actions.oomadj import OomScores
 
 #: The least pause between two lists where no event announces a change; and after any: a user makes cgroups in a loop,
 #: and each pod that comes makes ten events.
@@ -104,14 +100,12 @@ def pod_message(found: FoundPod, era: Era = CURRENT) -> PodSeen:
 
 @dataclass
 class PodSync:
-    """``ping()`` is called between pods: 110 of them may take longer than a heartbeat."""
+    """What the watch found: to the hot process, into the node's state, into the log."""
 
     node: NodeState
     watch: PodWatch
     sock: socket.socket
-    scores: OomScores
     log: Log
-    ping: Callable[[], None]
 
     def __post_init__(self) -> None:
         self._era = era(self.node.config.policy)
@@ -121,9 +115,9 @@ class PodSync:
     def pending(self) -> bool:
         return bool(self._unsent) or not self.node.synced
 
-    def take(self) -> list[Change]:
-        """What the watch found since the last call; the hot process gets it first."""
-        changes = list[Change]()
+    def turn(self) -> None:
+        """Pass on what the watch found since the last call; the hot process gets it first."""
+        before, changes = self.node.pods, list[Change]()
         for change in self.watch.take():
             if isinstance(change, MonitorError):
                 self.log.error(str(change))
@@ -133,7 +127,7 @@ class PodSync:
             self._update_state(change)
             changes.append(change)
         self.send()
-        return changes
+        self._log_changes(changes, before)
 
     def send(self) -> None:
         """Send what the hot process does not have yet; a message that is not delivered is sent again later."""
@@ -145,38 +139,28 @@ class PodSync:
         if not self.node.synced and self.watch.wait_known(0):
             self.node.synced = channel.send(self.sock, Synced())
 
-    def examine(self, changes: Iterable[Change], before: Mapping[str, FoundPod]) -> None:
-        """Log what changed since ``before``, and look at the processes of the pods."""
+    def _log_changes(self, changes: Iterable[Change], before: Mapping[str, FoundPod]) -> None:
         known = dict(before)
         for change in changes:
             for problem in change.problems:
                 self.log.warning(problem)
             for gone in filter(None, (known.pop(uid, None) for uid in change.removed)):
-                self.scores.remove_pod(gone.pod.uid)
                 self.log.budget("info", "pod gone", pod=label(gone.pod), uid=gone.pod.uid)
                 self.log.budget.left_out.pop(label(gone.pod), None)
             for found in change.updated:
-                self._examine(found, is_new=found.pod.uid not in known)
-                known[found.pod.uid] = found
-
-    def _examine(self, found: FoundPod, *, is_new: bool) -> None:
-        pod = found.pod
-        if is_new:
-            about = {"qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
-            self.log.budget("info", "pod found", pod=label(pod), uid=pod.uid, **about)
-        try:
-            self.scores.set_pod(found)
-        except MonitorError as error:
-            self.log.error(str(error))
-        self.ping()
+                pod = found.pod
+                if pod.uid not in known:
+                    about = {"qos": self._era.qos_class(pod), "cgroup": str(found.cgroup)}
+                    self.log.budget("info", "pod found", pod=label(pod), uid=pod.uid, **about)
+                known[pod.uid] = found
 
     def _update_state(self, change: Change) -> None:
         node, now = self.node, time.time()
+        node.kubepods = self.watch.source.kubepods
         if change.removed or change.updated:
             pods = {uid: found for uid, found in node.pods.items() if uid not in change.removed}
             pods |= {found.pod.uid: found for found in change.updated}
             node.pods, node.first_seen = pods, {uid: node.first_seen.get(uid, now) for uid in pods}
-            node.kubepods = self.watch.source.kubepods
 
 
 def _packet(message: PodSeen) -> bytes:

@@ -124,13 +124,14 @@ def test_what_the_kernel_takes_after_the_start_is_less_for_processes(monkeypatch
 @pytest.mark.parametrize("node", [None, "/sys/fs/cgroup/none"])
 def test_scores_are_of_the_whole_memory(node: str | None, tmp_path: Path) -> None:
     """As a kubelet's oom_score_adj, huge pages or not; of a node that is a cgroup they are of its limit."""
-    total, scored = meminfo.mem_total(), list[int]()
+    total = meminfo.mem_total()
     parts = Parts(RunConfig(state_dir=str(tmp_path), node_cgroup=node), cgroupfs.Hierarchy(2, tmp_path), total)
-    handler = parts.handler(scored=scored.append)
+    handler, processes = parts.handler(), parts.processes()
     for capacity in (total - GIB, total - GIB, total - 2 * GIB):
         assert handler.handle(STATE._replace(observation={"node": {"capacity": capacity}}))
+        processes.turn()
         assert parts.node.capacity == capacity
-    assert scored == [total if node is None else total - GIB, total if node is None else total - 2 * GIB]
+        assert processes.scores.capacity == (total if node is None else capacity)
 
 
 @pytest.mark.kernel

@@ -3,23 +3,27 @@
 import os
 import select
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.wire import OomEvent
 from monitor.link.counters import MESSAGES, SharedStats
 from monitor.link.messages import TYPES
 from monitor.pods.model import FoundPod
 from monitor.policy.pods import pod_from_object
 from monitor.race.events import Lost
+from monitor.settings.config import RunConfig
+from monitor.side import process_watch
 from monitor.side.event_builder import Losses
-from monitor.side.node_state import Figures
-from monitor.side.process_watch import LOOK_NS, OverBudget
+from monitor.side.process_watch import BUDGET_S
 from monitor.sources.rings import SAVED_NS, SHARE, Ration, Rings
 from tests.log_lines import LogLines
+from tests.side.parts import Parts
 
 
 @pytest.fixture
@@ -73,48 +77,63 @@ def found(name: str, *ids: int) -> FoundPod:
 class Side:
     """A table that counts what the test sets, and a clock set by hand. (The real one: tests/kernel/test_budgets.py.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counts: dict[int, dict[str, int]] = {}
-        self.now = 1
-        self.log = LogLines()
+        self.now = 1.0
         self.looked: list[str] = []
+        table = SimpleNamespace(over=lambda at: self.counts.get(at, {}))
         pods = {"a": found("a", 1, 2), "b": found("b", 3)}
-        figures = Figures(None, None, None, SimpleNamespace(over=lambda at: self.counts.get(at, {})))
-        self.view = SimpleNamespace(pods=pods)
-        self.over = OverBudget(self.view, figures, self.log, self.looked.append, clock=lambda: self.now)
+        place = RunConfig(state_dir=str(state_dir)), Hierarchy(2, state_dir), 1 << 30
+        parts = Parts(*place, table=table, log=LogLines(), pods=pods)
+        self.log, self.processes = parts.log, parts.processes()
+        monkeypatch.setattr(self.processes.scores, "look_soon", self.looked.append)
+        monkeypatch.setattr(process_watch, "time", SimpleNamespace(monotonic=lambda: self.now))
+        self.rest_s = self.turn()
+        self.log.lines.clear()
+        self.looked.clear()
 
-    def turn(self) -> None:
-        self.now = self.over.due_ns()
-        self.over.turn()
+    def turn(self) -> float:
+        self.rest_s = self.processes.turn()
+        return self.rest_s
+
+    def storm(self) -> None:
+        """A record came, and the next look is due."""
+        self.processes.handle(OomEvent("kill", 1))
+        self.look()
+
+    def look(self) -> None:
+        assert self.turn() == BUDGET_S
+        self.now += BUDGET_S
+        self.turn()
 
 
-def test_new_processes_are_looked_for_and_that_is_logged() -> None:
-    side = Side()
-    assert side.over.due_ns() is None
-    side.over.records_came()
-    assert side.over.due_ns() == 1 + LOOK_NS
-    side.turn()
-    assert side.over.due_ns() is None, "nothing comes"
-    side.over.records_came()
+@pytest.fixture
+def side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Side:
+    return Side(tmp_path, monkeypatch)
+
+
+def test_new_processes_are_looked_for_and_that_is_logged(side: Side) -> None:
+    assert side.rest_s == inf
+    side.storm()
+    assert side.rest_s == inf, "nothing comes"
+    side.processes.handle(OomEvent("kill", 1))
     for n in range(1, 10):
         side.counts = {1: {"kills": 0, "processes": 100 * n}, 2: {"kills": 5 * n, "processes": 0}}
-        side.turn()
+        side.look()
     assert side.looked == ["a"] * 9
     level, _, line = side.log.lines[0]
     assert (line["pod"], line["uid"], line["kills"], line["processes"]) == ("ns/a", "a", 5, 100)
     assert level == "warning"
-    side.turn()
-    assert side.over.due_ns() is None, "the storm is over"
+    side.look()
+    assert side.rest_s == inf, "the storm is over"
     assert [line["kills"] for *_, line in side.log.lines] == [5] * 9
     assert side.looked == ["a"] * 9
 
 
-def test_a_pod_that_was_made_anew_begins_anew() -> None:
-    side = Side()
+def test_a_pod_that_was_made_anew_begins_anew(side: Side) -> None:
     for kills in (50, 2, 3):
         side.counts = {3: {"kills": kills}}
-        side.over.records_came()
-        side.turn()
+        side.storm()
     assert [line["kills"] for *_, line in side.log.lines] == [50, 1]
 
 

@@ -16,6 +16,7 @@ from monitor.side.health import Health
 from monitor.side.holds import Holds
 from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
+from monitor.side.process_watch import ProcessWatch
 from monitor.side.races import Races
 
 
@@ -35,9 +36,11 @@ class Parts:
         self.health = Health(self.node, self.figures, lambda: None, self.watch, self.disks)
         self.summary = Summary(self.node, self.figures, self.health, lambda: None)
 
-    def handler(self, scored: Any = lambda _: None, cluster: Any = None) -> MessageHandler:
-        about = self.figures, self.holds, self.disks, self.log
-        return MessageHandler(*about, scored, lambda _: None, cluster)
+    def handler(self, cluster: Any = None) -> MessageHandler:
+        return MessageHandler(self.figures, self.holds, self.disks, self.log, lambda _: None, cluster)
+
+    def processes(self, doubt: Any = lambda _: None) -> ProcessWatch:
+        return ProcessWatch(self.node, self.figures, self.log, doubt, lambda _: None)
 
     def races(self) -> Races:
         return Races(self.node, self.figures, self.holds, self.inbox, self.log, self.send)

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from monitor.actions.oomadj import OomScores
 from monitor.errors import MonitorError
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
 from monitor.kernel.domains import Reading
@@ -68,11 +67,11 @@ class Node:
         settings = RunConfig(node_cgroup=str(root))
         parts = Parts(settings, hierarchy, 1 << 40, table=self.table, log=LogLines())
         self.node, self.figures, self.log = parts.node, parts.figures, parts.log
-        self.scores = OomScores(hierarchy, 1 << 40, None, self.log.budget)
+        self.processes = parts.processes()
         self.changes: list[Change] = []
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
-        self.pods = PodSync(self.node, watch, self.ours, self.scores, self.log, lambda: None)
+        self.pods = PodSync(self.node, watch, self.ours, self.log)
         self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, ignored)
 
     def make_cgroup(self, path: Path) -> None:
@@ -113,8 +112,8 @@ class Node:
     def turn(self) -> None:
         """As a turn of the helper's main loop, a second later."""
         self.now_s += 1
-        before = self.node.pods
-        self.pods.examine(self.pods.take(), before)
+        self.pods.turn()
+        self.processes.turn()
         self.builder.update_pods()
         self.builder._sampler.sample(int(self.now_s * S))
         while True:
@@ -135,7 +134,8 @@ class Node:
             "source": self.source,
             "watcher": self.source._watcher,
             "pods": self.pods,
-            "scores": self.scores,
+            "processes": self.processes,
+            "scores": self.processes.scores,
             "lines": self.log.budget,
             "builder": self.builder,
             "sampler": self.builder._sampler,
@@ -187,7 +187,7 @@ def test_one_that_went_between_two_turns_is_forgotten(side: Node, known: bool) -
     side.look()
     if known:
         side.turn()
-        assert len(side.scores._pods) == 1
+        assert len(side.processes.scores._pods) == 1
         side.change(uid)
         side.look()
     side.vanish(uid)
@@ -195,7 +195,7 @@ def test_one_that_went_between_two_turns_is_forgotten(side: Node, known: bool) -
     assert [(len(one.updated), len(one.removed)) for one in side.changes] == [(1, 0), (0, 1)]
     side.turn()
     assert not side.node.pods
-    assert not side.scores._pods
+    assert not side.processes.scores._pods
 
 
 def test_a_user_with_cgroups_without_end_does_not_hold_up_the_helper(

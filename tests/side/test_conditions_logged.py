@@ -8,9 +8,8 @@ import pytest
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.settings.config import RunConfig
 from monitor.side import process_watch
-from monitor.side.process_watch import ProcessWatch
 from tests.daemon.harness import STATE
-from tests.log_lines import LogLines, ignored
+from tests.log_lines import LogLines
 from tests.side.parts import Parts
 
 
@@ -31,7 +30,7 @@ def test_a_start_without_conditions_warns_of_none(tmp_path: Path) -> None:
 def test_near_a_threshold_the_next_victim_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     doubted: list[str] = []
     parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 << 20)
-    processes = ProcessWatch(parts.node, parts.figures, parts.log, ignored, doubted.append, ignored)
+    processes = parts.processes(doubted.append)
     for now, armed, victim in ((9, False, "a"), (10, True, "a"), (10.9, True, "b"), (11, True, "b"), (15, True, "b"),
                                (16, True, "b"), (30, True, None)):  # fmt: skip
         monkeypatch.setattr(process_watch, "time", SimpleNamespace(monotonic=lambda now=now: now))

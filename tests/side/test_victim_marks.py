@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.oom_values import ScoreNotes
-from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Gone, Suspended
 from monitor.pods.model import FoundPod
 from monitor.settings.config import RunConfig
-from monitor.side.process_watch import LOOK_S, VictimMarks
+from monitor.side.process_watch import LOOK_S, ProcessWatch, VictimMarks
 from tests import live
 from tests.daemon.harness import DECISION, STATE
-from tests.log_lines import LogLines, ignored
+from tests.log_lines import LogLines
 from tests.policy.builders import container, pod
 from tests.puppet import Puppet
 from tests.side.parts import Parts
@@ -42,8 +40,18 @@ class Bench:
             self.pods[name] = found(name, cgroup)
             self.processes[name] = stack.enter_context(Puppet(cgroup))
             self.write(name, 100 * (number + 1))
-        known = Parts(RunConfig(state_dir=str(state_dir)), cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
-        self.marks = VictimMarks(known.node, self.log, ignored, ignored, self.clock)
+        config = RunConfig(state_dir=str(state_dir), enforce=True)
+        known = Parts(config, cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
+        self.set_back: list[str] = []
+        self.known, self.marks = known, VictimMarks(known.node, self.log, self.set_back.append, self.clock)
+
+    def watch(self) -> ProcessWatch:
+        """Of one pod, whose class has another value than its process."""
+        cgroup = self.pods["a"].cgroup
+        made = replace(pod("a", container(memory="512Mi")), uid="a")
+        self.pods.clear()
+        self.pods["a"] = FoundPod(made, cgroup, {"c": cgroup}, (cgroupfs.cgroup_id(cgroup),))
+        return self.known.processes()
 
     def clock(self) -> float:
         self.now += self.pass_s
@@ -56,10 +64,11 @@ class Bench:
     def values(self) -> list[int]:
         return [int(Path(f"/proc/{one.pid}/oom_score_adj").read_text()) for one in self.processes.values()]
 
-    def state(self, victim: str | None, armed: bool = True) -> frozenset[str]:
-        asked = self.marks.take(STATE._replace(victim=victim, armed=armed, ready=True))
+    def state(self, victim: str | None, armed: bool = True) -> bool:
+        """Whether another pod is to be marked."""
+        is_new = self.marks.take(STATE._replace(victim=victim, armed=armed, ready=True))
         self.marks.turn()
-        return asked
+        return is_new
 
 
 def found(name: str, cgroup: Path) -> FoundPod:
@@ -74,13 +83,13 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_the_next_victim_is_marked_and_the_one_passed_over_is_not_any_more(bench: Bench) -> None:
-    assert bench.state("a") == {"a"}
+    assert bench.state("a")
     assert bench.values == [1000, 200, 300]
-    assert bench.marks.marked == {"a": 1}
-    assert bench.state("b") == {"a", "b"}
+    assert {uid: mark.raised for uid, mark in bench.marks.marks.items()} == {"a": 1}
+    assert bench.state("b")
     assert bench.values == [100, 1000, 300]
-    assert bench.marks.restored() == ["a"]
-    assert bench.state("b") == {"b"}
+    assert (bench.set_back, list(bench.marks.marks)) == (["a"], ["b"])
+    assert not bench.state("b")
 
 
 @pytest.mark.parametrize("end", [{"armed": False}, {"victim": None}])
@@ -88,7 +97,7 @@ def test_nobody_is_marked_far_from_a_threshold(bench: Bench, end: dict[str, Any]
     bench.state("a")
     bench.state(**{"victim": "a", "armed": True} | end)
     assert bench.values == [100, 200, 300]
-    assert bench.marks.restored() == ["a"]
+    assert bench.set_back == ["a"]
 
 
 def test_nobody_is_marked_while_evictions_would_not_help(bench: Bench) -> None:
@@ -107,27 +116,29 @@ def test_nobody_is_marked_while_evictions_would_not_help(bench: Bench) -> None:
 def test_a_mark_that_would_cost_a_pod_for_nothing_does_not_wait_for_the_rest_after_a_turn(bench: Bench) -> None:
     """A turn of 10 s, as on a machine without a CPU to spare: it would rest for 200 s."""
     bench.pass_s = 10.0
-    bench.marks.take(STATE._replace(victim="a", armed=True, ready=True))
-    bench.marks.start()
-    live.until(lambda: bench.values[0] == 1000, "the mark")
-    bench.marks.take(SUSPENDED)
-    live.until(lambda: bench.values[0] == 100, "its own value")
-    bench.marks.close()
+    bench.state("a")
+    bench.state("b")
+    assert bench.values == [1000, 200, 300], "it rests"
+    assert bench.marks.take(SUSPENDED)
+    bench.marks.turn()
+    assert bench.values == [100, 200, 300]
+    bench.marks.turn()
+    assert bench.marks.take(SUSPENDED), "no pause, whatever came before"
 
 
 def test_a_critical_pod_and_one_of_unknown_spec_are_never_marked(bench: Bench) -> None:
-    assert bench.marks.take(STATE._replace(victim="a", armed=True, ready=False)) == frozenset()  # not all are known
-    assert bench.state("critical") == frozenset()
+    assert not bench.marks.take(STATE._replace(victim="a", armed=True, ready=False))  # not all are known
+    assert not bench.state("critical")
     bench.pods["a"] = replace(bench.pods["a"], pod=replace(bench.pods["a"].pod, spec_known=False))
-    assert bench.state("a") == frozenset()
-    assert bench.state("nobody knows it") == frozenset()
+    assert not bench.state("a")
+    assert not bench.state("nobody knows it")
     assert bench.values == [100, 200, 300]
 
 
 def test_the_monitors_own_pod_is_not_marked(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.side.process_watch.os.getpid", lambda: bench.processes["a"].pid)
     bench.state("a")
-    assert bench.marks.marked == {}
+    assert bench.marks.marks == {}
     assert bench.values == [100, 200, 300]
 
 
@@ -159,22 +170,30 @@ def test_new_processes_are_raised_soon(bench: Bench) -> None:
         assert path.read_text() == "150\n"
 
 
-def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench, tmp_path: Path) -> None:
+def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench) -> None:
     """While a pod is marked its values are not compared; afterwards those of its QoS class win."""
-    log = LogLines()
-    scores = OomScores(cgroupfs.detect(), 1 << 30, ScoreNotes(tmp_path), log)
-    cgroup = bench.pods["a"].cgroup
-    scores.set_pod(FoundPod(replace(pod("a", container(memory="512Mi")), uid="a"), cgroup, {"c": cgroup}))
+    processes, cgroup = bench.watch(), bench.pods["a"].cgroup
+    processes.turn()
     assert bench.values[0] == 500
-    scores.raised = bench.state("a")
-    scores.on_process(bench.processes["a"].pid, cgroupfs.cgroup_id(cgroup))
-    assert (bench.values[0], len(log.lines)) == (1000, 1)
+    processes.handle(STATE._replace(victim="a", armed=True, ready=True))
+    processes.turn()
+    processes.scores.on_process(bench.processes["a"].pid, cgroupfs.cgroup_id(cgroup))
+    assert (bench.values[0], len(bench.log.lines)) == (1000, 2)
     bench.write("a", 700)  # by another process, meanwhile
-    scores.raised = bench.state("b")
-    assert bench.values[0] == 700
-    for uid in bench.marks.restored():
-        scores.set_back(uid)
+    processes.handle(SUSPENDED)
+    processes.turn()
     assert bench.values[0] == 500
+
+
+def test_its_thread_writes_values_marks_and_puts_both_back_at_the_end(bench: Bench) -> None:
+    processes = bench.watch()
+    processes.start()
+    live.until(lambda: bench.values[0] == 500, "the value by class")
+    processes.handle(STATE._replace(victim="a", armed=True, ready=True))
+    live.until(lambda: bench.values[0] == 1000, "the mark")
+    processes.close(live.TIMEOUT_S)
+    assert not processes.is_alive()
+    assert bench.values == [100, 200, 300]
 
 
 def test_what_cannot_be_kept_is_not_raised_and_tried_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +204,6 @@ def test_what_cannot_be_kept_is_not_raised_and_tried_again(bench: Bench, monkeyp
         patch.setattr(os, "setxattr", refused)
         bench.state("a")
         assert bench.values == [100, 200, 300]
-        assert bench.marks.failures == 1
         bench.marks.turn()
     [line] = bench.log.lines
     assert line[:2] == ("error", "oom_score_adj of a pod's processes cannot be set")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ class LogBudget:
         self._clock = clock
         self._since_ns = 0  # when the interval began
         self._lines: Counter[tuple[str, str, str]] = Counter()  # in it: by pod, message and level
+        self._lock = threading.RLock()
 
     def __call__(self, level: str, message: str, /, **fields: Any) -> None:
         """One line about the ``pod`` of the fields.
@@ -45,28 +47,27 @@ class LogBudget:
         """
         pod = fields.get("pod")
         of = pod.partition("/")[0] if pod is not None and pod.startswith("user-") else pod or _NO_POD
-        self.flush()
-        if not self._lines:
-            self._since_ns = self._clock()
-        key = of, message, level
-        if key not in self._lines and len(self._lines) >= _MOST:
-            key = _OTHERS, message, level
-        self._lines[key] += 1
-        if self._lines[key] <= BURST:
-            self._log(level, message, **fields)
-        elif pod is not None:
-            if len(self.left_out) >= _MOST and pod not in self.left_out:  # of pods that were gone before
-                del self.left_out[next(iter(self.left_out))]
-            self.left_out[pod] += 1
-
-    def due_ns(self) -> int | None:
-        """When `flush` has something to log (CLOCK_MONOTONIC); None if nothing was left out."""
-        return self._since_ns + INTERVAL_NS if any(n > BURST for n in self._lines.values()) else None
+        with self._lock:
+            self.flush()
+            if not self._lines:
+                self._since_ns = self._clock()
+            key = of, message, level
+            if key not in self._lines and len(self._lines) >= _MOST:
+                key = _OTHERS, message, level
+            self._lines[key] += 1
+            if self._lines[key] <= BURST:
+                self._log(level, message, **fields)
+            elif pod is not None:
+                if len(self.left_out) >= _MOST and pod not in self.left_out:  # of pods that were gone before
+                    del self.left_out[next(iter(self.left_out))]
+                self.left_out[pod] += 1
 
     def flush(self, *, at_once: bool = False) -> None:
         """Log what was left out in an interval that is over, or, ``at_once``, in this one."""
-        took_ns = self._clock() - self._since_ns
-        if at_once or took_ns >= INTERVAL_NS:
+        with self._lock:
+            took_ns = self._clock() - self._since_ns
+            if not at_once and took_ns < INTERVAL_NS:
+                return
             lines, self._lines = self._lines, Counter()
             for (pod, message, level), n in lines.items():
                 if n > BURST:
@@ -139,7 +140,7 @@ class Log:
         self.fd = fd
         self.worker = worker
         self._journal = under_journal(fd)
-        self.budget = LogBudget(self)  # of the main thread, for lines that a pod can cause any number of
+        self.budget = LogBudget(self)  # for lines that a pod can cause any number of
 
     @property
     def dropped(self) -> int:

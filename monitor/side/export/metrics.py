@@ -235,9 +235,9 @@ class Metrics(Collector):
         yield counter("oom_score_adj_written", "Values of oom_score_adj written.", scores.written)
         yield counter("oom_score_adj_denied", "Writes the kernel refused (EACCES).", scores.denied)
         marks = self.processes.marks
-        marked = marks.marked.values() if marks is not None else ()
+        marked = list(marks.marks.values()) if marks is not None else []
         text = "Pods whose processes have oom_score_adj 1000 because the policy would evict them next."
-        yield gauge("oom_guided_pods", text, sum(raised > 0 for raised in marked))
+        yield gauge("oom_guided_pods", text, sum(mark.raised > 0 for mark in marked))
         yield counter("http_refused", "Requests and connections refused because too many wait.", server.refused)
         yield counter("http_cut", "Connections closed: slow, or replaced by a new one.", server.cut)
         resident, cpu = {}, {}
