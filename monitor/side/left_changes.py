@@ -8,7 +8,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,55 +15,45 @@ from monitor.actions.ledger import HOT, MARKS, RELAX, SCORES, SIDE, owner_of, th
 from monitor.actions.oomadj import Logger
 from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
-from monitor.kernel.procfs import born_ns, lives, readable
+from monitor.kernel.procfs import lives, readable
 from monitor.settings.config import RunConfig
 
 #: A hot process that has closed the channel is gone within 1 ms; its memory may take longer.
 _HOT_ENDS_S = 1.0
-#: The helper waits so long for the next daemon: systemd waits 1 s (`RestartSec=`), and Python starts in 0.1 s. On a
-#: slow machine (emulated, starved) it is a multiple of what this helper needed to get here, at most half a minute.
-_NEXT_S, _STARTS, _MOST_S = 3.0, 8, 30.0
+#: The helper waits so long for the next daemon: Python starts in 0.1 s, on an emulated CPU in seconds.
+NEXT_S = 5.0
 #: The unit sets it: its ExecStopPost= undoes what is left, or leaves it to the daemon that systemd starts 1 s later.
 _STOP_POST = "OUTRACE_STOP_POST"
 
 
-def wait_for_next_s(clock: Callable[[], int] = time.monotonic_ns) -> float:
-    """How many seconds the next daemon has, by what this process needed until now."""
-    now_ns = clock()
-    took_s = (now_ns - (born_ns(os.getpid()) or now_ns)) / 1e9
-    return min(max(_NEXT_S, _STARTS * took_s), _MOST_S)
-
-
 class LeftChanges:
-    """Of this helper's hot process, and of earlier daemons. ``next_s``: seconds that the next daemon has to start."""
+    """Of this helper's hot process, and of earlier daemons."""
 
-    def __init__(self, config: RunConfig, hierarchy: Hierarchy, log: Logger, next_s: float = _NEXT_S) -> None:
-        self._config, self._hierarchy, self._log = config, hierarchy, log
-        self._hot_pid = os.getppid()
+    def __init__(self, config: RunConfig, hierarchy: Hierarchy, log: Logger, next_s: float = NEXT_S) -> None:
+        self._config, self._hierarchy, self._log, self._next_s = config, hierarchy, log, next_s
+        self._state_dirs, self._hot_pid = [Path(config.state_dir)], os.getppid()
         self._hot, self._holder = os.pidfd_open(self._hot_pid), owner_of(self._hot_pid)
-        self._next_s = next_s
-        self._is_ready = not config.holds  # else the hot process has not taken over holds yet
+        self._is_ready = False
 
     def at_start(self) -> None:
         """Undo soft brakes and oom_score_adj of an earlier helper; nothing is reclaimed, because limits are raised. The
         hot process takes over the holds.
         """
-        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (SIDE, MARKS, SCORES))
-        threading.Thread(target=self._tighten, name="left relaxed", daemon=True).start()
-
-    def _tighten(self) -> None:
-        """Put back memory.high that an earlier helper raised: the kernel may reclaim in this thread, for seconds."""
-        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (RELAX,), spared=this_daemon())
+        undo_left(self._state_dirs, self._log, self._hierarchy, (SIDE, MARKS, SCORES))
 
     def at_ready(self) -> None:
-        """The hot process has taken over the holds that memory is short for: release what others hold."""
+        """The hot process has taken over the holds that memory is short for: undo the rest, in a thread."""
         if not self._is_ready:
             self._is_ready = True
-            threading.Thread(target=self._release_holds, name="left holds", daemon=True).start()
+            threading.Thread(target=self._undo_rest, name="left changes", daemon=True).start()
 
-    def _release_holds(self) -> None:
-        """Of hot processes that have ended. (15 us for each cgroup.)"""
-        undo_left([Path(self._config.state_dir)], self._log, self._hierarchy, (HOT,), spared=self._holder)
+    def _undo_rest(self) -> None:
+        """Holds of hot processes that have ended (15 us for each cgroup); and memory.high that an earlier helper
+        raised: the kernel may reclaim in this thread, for seconds.
+        """
+        if self._config.holds:  # else the hot process has released them
+            undo_left(self._state_dirs, self._log, self._hierarchy, (HOT,), spared=self._holder)
+        undo_left(self._state_dirs, self._log, self._hierarchy, (RELAX,), spared=this_daemon())
 
     def at_end(self, listener: socket.socket) -> None:
         """Release the pods that the hot process held, if it has ended and no next one takes them over. While it runs it
@@ -74,10 +63,8 @@ class LeftChanges:
             return
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)
-        if _STOP_POST in os.environ:  # systemd starts none before this process has ended
-            return
-        if not self._next_one():
-            undo_left([Path(self._config.state_dir)], self._log, self._hierarchy)
+        if _STOP_POST not in os.environ and not self._next_one():  # systemd starts none before this process has ended
+            undo_left(self._state_dirs, self._log, self._hierarchy)
 
     def _next_one(self) -> bool:
         """Whether a daemon is started on the same state dir: it keeps holds where memory is short, and releases the

@@ -47,7 +47,7 @@ from monitor.side.disk_watch import DiskWatch
 from monitor.side.export.log import Log
 from monitor.side.health import Health, HotWatch
 from monitor.side.holds import Holds
-from monitor.side.left_changes import LeftChanges, wait_for_next_s
+from monitor.side.left_changes import LeftChanges
 from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
 from monitor.side.pod_watch import PodSync, PodWatch
@@ -105,7 +105,7 @@ class Side:
         self.lines = Worker("log", _LINES)
         self.log = Log(config.log_format, worker=self.lines)
         hierarchy = cgroupfs.detect()
-        self.left_changes = LeftChanges(config, hierarchy, self.log, wait_for_next_s())
+        self.left_changes = LeftChanges(config, hierarchy, self.log)
         self.cluster: Cluster | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.send = partial(channel.send, sock)

@@ -13,9 +13,7 @@ import pytest
 from monitor.actions import ledger
 from monitor.actions.undo import undo_left
 from monitor.cli.run import lock
-from monitor.kernel.procfs import born_ns
 from monitor.settings.config import RunConfig
-from monitor.side import left_changes
 from monitor.side.left_changes import LeftChanges
 from tests import live
 from tests.actions.test_ledger import killed_daemon
@@ -51,7 +49,7 @@ left = LeftChanges(config, cgroupfs.detect(), lambda *what, **fields: print(*wha
 listener = socket.create_server(("127.0.0.1", 0))
 print("ready", flush=True)
 for line in sys.stdin:
-    left._release_holds()
+    left._undo_rest()
     left.at_end(listener)
     socket.create_connection(listener.getsockname()).close()
     print("looked", flush=True)
@@ -137,18 +135,12 @@ def test_what_the_running_hot_process_holds_stays_where_it_is_not_known_to_run(
     held: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_daemon(held)
-    left = LeftChanges(replace(RunConfig(), state_dir=str(held.state)), HIERARCHY, lambda *_, **__: None)
+    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
+    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
     monkeypatch.setattr(ledger, "runs", lambda _: None)  # no descriptor for /proc is left
     monkeypatch.setattr(left, "_holder", next(ledger.noted(held.node)).owner)
-    left._release_holds()
+    left._undo_rest()
     assert held.noted()
     monkeypatch.setattr(left, "_holder", "another one")
-    left._release_holds()
+    left._undo_rest()
     assert not held.noted()
-
-
-@pytest.mark.parametrize(("took_s", "waits_s"), [(0.2, 3.0), (2.0, 16.0), (60.0, 30.0)])
-def test_where_a_start_is_slow_the_next_daemon_has_more_time(took_s: float, waits_s: float) -> None:
-    born = born_ns(os.getpid())
-    # The kernel has the birth by the clock that includes suspends, so two readings differ by microseconds.
-    assert left_changes.wait_for_next_s(lambda: born + int(took_s * 1e9)) == pytest.approx(waits_s, abs=0.1)
