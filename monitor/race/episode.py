@@ -352,14 +352,16 @@ def too_long(o: Open, event: ev.Event, bounds: Bounds) -> bool:
 
 
 def of_victim(old: ev.Event, event: ev.Event) -> bool:
-    """The OOM killer's SIGKILL, and perhaps the exit, recorded before the mark: a victim may be gone when its mark is
-    traced, if it runs on the killer's CPU, or was frozen, ending anyway, and is let go by the mark.
+    """The OOM killer's SIGKILL, its line in the kernel's log, and perhaps the exit, recorded before the mark: a victim
+    may be gone when its mark is traced, if it runs on the killer's CPU, or was frozen, ending anyway, and is let go by
+    the mark.
     """
     if not isinstance(event, ev.Mark):
         return False
-    return (isinstance(old, ev.Kill) and old.victim_pid == event.victim_pid) or (
-        isinstance(old, ev.Exit) and old.pid == event.victim_pid and old.ts_ns >= event.ts_ns - EARLY_EXIT_NS
-    )
+    if isinstance(old, ev.Kill):
+        return old.victim_pid == event.victim_pid
+    pid = old.pid if isinstance(old, ev.Exit) else old.victim_pid if isinstance(old, ev.Checked) else None
+    return pid == event.victim_pid and old.ts_ns >= event.ts_ns - EARLY_EXIT_NS
 
 
 def joined(o: Open, event: ev.Event, bounds: Bounds, before: bool = False) -> Open:

@@ -15,6 +15,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import Reading
+from monitor.kernel.kmsg import LoggedKill
 from monitor.link import messages
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
@@ -27,7 +28,7 @@ from monitor.side.export.log import Log
 from monitor.side.holds import FOR_MEMORY, HoldRation, Holds
 from monitor.side.judge import WallClock
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
-from monitor.side.oom_events import KillConfirmation, OomEvents, made, ranked
+from monitor.side.oom_events import OomEvents, made, ranked
 
 if TYPE_CHECKING:
     from monitor.side.recording import Recorder
@@ -185,8 +186,7 @@ class EventBuilder:
         self._names = CgroupNames(node.hierarchy, node.node_path)
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
-        self.confirmation = KillConfirmation(self.feed)
-        calls = self.confirmation, self.feed, self._is_pressed
+        calls = self.feed, self._is_pressed
         self._oom_events = OomEvents(node, self._names, *calls, self.log, self.figures.counts)
         self._hold_ration = HoldRation()
         self._sampler = Sampler(node.hierarchy, self.figures, self._names, self.feed)
@@ -229,6 +229,13 @@ class EventBuilder:
         if about.message.startswith(FOR_MEMORY):
             self.feed(about)
 
+    def logged(self, kill: LoggedKill) -> None:
+        """The kernel's log has a kill. It decides nothing, but says which kill SysRq f asked for."""
+        at, pid = kill.event.ts_ns, kill.event.victim_pid
+        self.feed(ev.Checked(at, ev.KMSG, pid, True, kill.text[:200]))
+        if kill.by_hand:
+            self.feed(ev.Checked(at, ev.KMSG_BY_HAND, pid, True, "SysRq f asked for this kill (order=-1)"))
+
     def update_pods(self) -> None:
         self._names.update(self.node.pods, self.node.kubepods)
 
@@ -260,7 +267,6 @@ class EventBuilder:
             self._sampler.sample(now)
         for lost in self._losses.poll(now):
             self.feed(lost)
-        self.confirmation.turn(now)
         self._oom_events.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now

@@ -1,7 +1,4 @@
-"""From the records of an OOM kill (reclaim, mark, SIGKILL, exit) to the events of a race.
-
-The kernel's log confirms a kill. It decides nothing, but says which kill SysRq f asked for.
-"""
+"""From the records of an OOM kill (reclaim, mark, SIGKILL, exit) to the events of a race."""
 
 from __future__ import annotations
 
@@ -11,14 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from monitor.kernel import cgroup_procs
-from monitor.kernel.kmsg import LoggedKill
 from monitor.kernel.wire import SI_KERNEL, OomEvent
 from monitor.policy.ranking import Candidate
 from monitor.race.events import (
-    KMSG,
-    KMSG_BY_HAND,
     KUBELET,
-    Checked,
     Event,
     Exit,
     Gone,
@@ -33,46 +26,8 @@ from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
 from monitor.side.node_state import Counts, NodeState
 
-#: How long a kill's line in the kernel's log and its mark wait for each other.
-LOGGED_NS = 1_000_000_000
 #: What the log has of a SIGKILL. Only the mark knows whose limit was hit and what the victim held.
 _OF_KILL = ("ts_ns", "victim_pid", "victim_comm", "victim_cgroup", "invoker_pid", "invoker_comm", "si_code")
-
-
-@dataclass(eq=False)
-class KillConfirmation:
-    """Feeds a `Checked` for every kill that the kernel's log has, before or after its mark."""
-
-    feed: Callable[[Checked], None]
-
-    def __post_init__(self) -> None:
-        self._awaited: dict[int, int] = {}  # pid of a victim -> its mark's time; not in the log yet
-        self._logged: dict[int, LoggedKill] = {}  # no mark yet
-
-    def marked(self, mark: Mark) -> None:
-        """The OOM killer chose a process; its mark was fed before."""
-        self._awaited[mark.victim_pid] = mark.ts_ns
-        self._match(mark.victim_pid)
-
-    def logged(self, kill: LoggedKill) -> None:
-        self._logged[kill.event.victim_pid] = kill
-        self._match(kill.event.victim_pid)
-
-    def turn(self, now_ns: int) -> None:
-        """Forget what has no other half."""
-        since_ns = now_ns - LOGGED_NS
-        self._awaited = {pid: at for pid, at in self._awaited.items() if at >= since_ns}
-        self._logged = {pid: kill for pid, kill in self._logged.items() if kill.event.ts_ns >= since_ns}
-
-    def _match(self, pid: int) -> None:
-        if pid not in self._awaited or pid not in self._logged:
-            return
-        del self._awaited[pid]
-        kill = self._logged.pop(pid)
-        self.feed(Checked(kill.event.ts_ns, KMSG, pid, True, kill.text[:200]))
-        if kill.by_hand:
-            detail = "SysRq f asked for this kill (order=-1)"
-            self.feed(Checked(kill.event.ts_ns, KMSG_BY_HAND, pid, True, detail))
 
 
 _Kind = TypeVar("_Kind", bound=Timed)
@@ -101,7 +56,6 @@ class OomEvents:
 
     node: NodeState
     names: CgroupNames
-    confirmation: KillConfirmation
     feed: Callable[[Event], None]
     pressed: Callable[[], bool]
     log: Log
@@ -212,8 +166,6 @@ class OomEvents:
         )
         self.feed(mark)
         self._log_mark(event)
-        if not event.exiting and not event.while_away:  # no daemon read the log then
-            self.confirmation.marked(mark)
 
     def _log_mark(self, event: OomEvent) -> None:
         left_out = {"kind", "pod", "pod_name"}

@@ -123,7 +123,7 @@ class Races:
                 if record is None:
                     self._oom_log.forget()
                 elif (kill := self._oom_log.feed(record)) is not None:
-                    self.event_builder.confirmation.logged(kill)
+                    self.event_builder.logged(kill)
         except MonitorError as error:
             self.log.error(str(error))
             self._kmsg.close()

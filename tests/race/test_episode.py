@@ -3,7 +3,22 @@
 import pytest
 
 from monitor.race.episode import Bounds, State, feed, ongoing
-from monitor.race.events import Clock, End, Event, Exit, Kill, Lost, Mark, Ranked, Reclaim, Sample, Seen, Tick
+from monitor.race.events import (
+    KMSG,
+    Checked,
+    Clock,
+    End,
+    Event,
+    Exit,
+    Kill,
+    Lost,
+    Mark,
+    Ranked,
+    Reclaim,
+    Sample,
+    Seen,
+    Tick,
+)
 from monitor.race.incident import timestamp
 from monitor.race.verdict import verdict
 from tests.race.builders import (
@@ -155,6 +170,17 @@ def test_a_mark_reported_late_finds_the_end_of_its_victim() -> None:
     assert [(e.domain, e.ended, [type(x) for x in e.events if isinstance(x, Exit)]) for e in done] == [
         ("node", "quiet", [Exit])
     ]
+
+
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_line_of_the_kernels_log_about_a_kill_comes_before_its_mark_or_after(opens: bool, is_first: bool) -> None:
+    """One of some seconds ago is of another process of that number."""
+    line, old = (Checked(ms(t), KMSG, 4242, True, "Killed process") for t in (4, -2000))
+    before = () if opens else (crossing(-3000), old)
+    witnesses = (line, sample(500, 100), mark(3)) if is_first else (mark(3), sample(500, 100), line)
+    found = one(*before, *witnesses, died(600), clear(700), Tick(ms(3000)))
+    assert [e for e in found.events if isinstance(e, Checked)] == [line]
 
 
 def test_a_user_kill_of_some_seconds_ago_is_not_reported_again() -> None:

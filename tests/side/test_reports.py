@@ -45,7 +45,7 @@ def test_a_kill_that_the_kernels_log_has_is_confirmed(
 ) -> None:
     _, races, _ = heard
     confirmed = list[Any]()
-    monkeypatch.setattr(races.event_builder.confirmation, "logged", confirmed.append)
+    monkeypatch.setattr(races.event_builder, "logged", confirmed.append)
     sizes = b"total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0"
     killed = b"3,1,1000,-;Out of memory: Killed process 4711 (hog) " + sizes
     lines = iter([[None, b"6,1,999,-;something else", killed]])
