@@ -67,8 +67,6 @@ class HoldRation:
         return found
 
 
-#: A hold that is over is resent only while its end is not stored: of far fewer.
-_MOST_OVER = 4096
 _NOT_LOGGED = ("pod", "pod_name", "hold", "hard", "ts_ns", "quantity", "order", "left_out")  # under these names
 #: Pods that others evict, kept.
 _MOST_EVICTED = 256
@@ -92,7 +90,6 @@ class Holds:
         self.begun: Counter[str] = Counter()  # by reason
         self.ended: Counter[str] = Counter()  # by why
         self._ration = HoldRation()
-        self._over: dict[int, None] = {}  # ids of holds that ended, of this hot process: the last `_MOST_OVER`
         self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that this was sent for
 
     def held(self, message: PodHeld) -> str:
@@ -102,14 +99,13 @@ class Holds:
         if self._evicted.get(message.pod, message.hold) != message.hold:
             self._evicted[message.pod] = message.hold
             self.send(KubeletEviction(message.pod, for_memory=False))
-        if message.hold in self._over or (message.resent and before is not None and before.hold == message.hold):
-            return ""  # it is over, or it was sent again although this helper has it
-        new = before is None or before.hold != message.hold
-        if before is None or new:
-            since_ns = message.since_ns or message.ts_ns
-            self.begun[message.reason] += 1
+        if before is not None and before.hold == message.hold:
+            if message.resent:
+                return ""
+            new, since_ns = False, before.since_ns
         else:
-            since_ns = before.since_ns
+            new, since_ns = True, message.since_ns or message.ts_ns
+            self.begun[message.reason] += 1
         self.node.held = {**self.node.held, message.pod: message._replace(since_ns=since_ns)}
         left_out = self._ration.take(message)
         if left_out is None:
@@ -122,11 +118,6 @@ class Holds:
 
     def over(self, message: PodReleased) -> str:
         """As `held`."""
-        if message.hold in self._over:
-            return ""
-        self._over[message.hold] = None
-        if len(self._over) > _MOST_OVER:
-            del self._over[next(iter(self._over))]
         self.node.held = {uid: held for uid, held in self.node.held.items() if uid != message.pod}
         self.ended[message.why] += 1
         left_out = self._ration.take(message)
