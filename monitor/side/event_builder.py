@@ -22,7 +22,7 @@ from monitor.policy.thresholds import kubelets
 from monitor.race import episode
 from monitor.race import events as ev
 from monitor.race.episode import PRESSURE, STALL, Episode, State
-from monitor.race.events import NODE, Lost, Sample, Watched
+from monitor.race.events import NODE, Sample, Watched
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
 from monitor.side.holds import FOR_MEMORY, HoldRation, Holds
@@ -100,26 +100,15 @@ class Sampler:
         self.feed(Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active))
 
 
-@dataclass
-class Losses:
-    """What was dropped anywhere: by the programs, or between the hot process and here."""
-
-    figures: Figures
-    _lost_ns: int
-    _lost: Counter[str] | None = None
-
-    def poll(self, now_ns: int) -> list[Lost]:
-        """What was dropped since the last poll; the first one finds nothing new."""
-        lost: Counter[str] = Counter()
-        for message, name in _DROPPED.items():
-            lost[name] += self.figures.stats.get(f"dropped_{message}")
-        counted = self.figures.counted()
-        for which, name in _LOST.items():
-            lost[name] += counted.get(f"lost_{which}", 0)
-        fresh = {name: n - self._lost[name] for name, n in lost.items()} if self._lost is not None else {}
-        found = [Lost(now_ns, self._lost_ns, name, n) for name, n in fresh.items() if n > 0]
-        self._lost, self._lost_ns = lost, now_ns
-        return found
+def lost(figures: Figures) -> Counter[str]:
+    """What was dropped so far: by the programs, or between the hot process and here."""
+    found: Counter[str] = Counter()
+    for message, name in _DROPPED.items():
+        found[name] += figures.stats.get(f"dropped_{message}")
+    counted = figures.counted()
+    for which, name in _LOST.items():
+        found[name] += counted.get(f"lost_{which}", 0)
+    return found
 
 
 def watched(node: NodeState, message: messages.State, now_ns: int) -> Iterator[Watched]:
@@ -190,7 +179,7 @@ class EventBuilder:
         self._oom_events = OomEvents(node, self._names, *calls, self.log, self.figures.counts)
         self._hold_ration = HoldRation()
         self._sampler = Sampler(node.hierarchy, self.figures, self._names, self.feed)
-        self._losses = Losses(self.figures, self.now())
+        self._lost, self._lost_ns = lost(self.figures), self.now()
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
         self._ticked_ns = 0
@@ -265,8 +254,10 @@ class EventBuilder:
         if now >= self._sampler.due_ns():
             self.update_pods()
             self._sampler.sample(now)
-        for lost in self._losses.poll(now):
-            self.feed(lost)
+        lost_now = lost(self.figures)
+        for what, number in (lost_now - self._lost).items():
+            self.feed(ev.Lost(now, self._lost_ns, what, number))
+        self._lost, self._lost_ns = lost_now, now
         self._oom_events.turn(now)
         if self.open and now >= self._ticked_ns + TICK_NS:
             self._ticked_ns = now

@@ -150,7 +150,9 @@ class Side:
         if not hurry():
             self.log.warning("incidents and alerts may be seconds late on busy CPUs; give it CAP_SYS_NICE")
         while not self._ending:
-            self._turn(self._wait())
+            self.heartbeat.ping()
+            ready = self._poll.poll(1000 * min(self._due_s(), HEARTBEAT_NS / 1e9))
+            self._turn({fd for fd, _ in ready})
 
     def _turn(self, ready: set[int]) -> None:
         self.health.turns += 1
@@ -194,23 +196,9 @@ class Side:
         while time.monotonic() < deadline and not self.watch.wait_known(HEARTBEAT_NS / 2e9):
             self.heartbeat.ping()
 
-    def _wait(self) -> set[int]:
-        """The descriptors that are ready; none when something is due without an event. A heartbeat is no turn: that
-        would cost ten times as much.
-        """
-        due_ms = self._timeout_ms()
-        deadline = time.monotonic() + due_ms / 1000
-        while True:
-            ready = {fd for fd, _ in self._poll.poll(min(due_ms, HEARTBEAT_NS / 1e6))}
-            self.heartbeat.ping()
-            due_ms = (deadline - time.monotonic()) * 1000
-            if ready or due_ms <= 0:
-                return ready
-
-    def _timeout_ms(self) -> float:
-        """How long to wait for an event; infinite when there is nothing else to do."""
+    def _due_s(self) -> float:
         due_s = self.races.due_s()
-        return 1000 * max(0.0, min(due_s, _RESEND_S) if self.pods.pending else due_s)
+        return max(0.0, min(due_s, _RESEND_S) if self.pods.pending else due_s)
 
     def wake(self) -> None:
         """Make the loop turn, from another thread: pods or disks changed, or a probe wants to see it turn."""

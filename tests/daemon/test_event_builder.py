@@ -22,6 +22,7 @@ from monitor.race.events import (
     Event,
     Kill,
     KubeletEvicted,
+    Lost,
     Mark,
     PodHeld,
     PodReleased,
@@ -190,6 +191,16 @@ def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: P
     (clear,) = heard.of(Clear)
     assert (clear.domain, clear.signal, clear.hard, clear.available) == ("node", "memory.available", True, 100 * MIB)
     assert clear.ts_ns >= now
+
+
+def test_what_was_lost_since_the_last_turn_is_part_of_the_record(node: Path) -> None:
+    heard, dropped = Heard(node, now=iter(range(0, 10**9, 10)).__next__), {"dropped_decision": 1}
+    heard.event_builder.figures.stats = SimpleNamespace(get=lambda name: dropped.get(name, 0))
+    for dropped["dropped_decision"] in (3, 3):
+        heard.event_builder.turn()
+    (one,) = heard.of(Lost)
+    assert (one.what, one.count) == ("decision", 3)
+    assert one.since_ns < one.ts_ns
 
 
 def test_no_time_is_reported_while_late_records_come(node: Path) -> None:
