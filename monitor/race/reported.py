@@ -103,7 +103,7 @@ class PodHeld(NamedTuple):
     until_ns: int  # its time limit
     step: str = ""  # beside a kubelet: `above`, its line is not reached, or `across`
     crossed_ns: int | None = None  # None where no crossing led to it
-    left_out: int = 0  # beginnings, changes and ends of holds of it, before this one, that are no events
+    left_out: int | None = 0  # holds of it, and changes, before this one that are no events; None: nor is this one
     decision: int = 0  # id of the `decision` that it carries out (`--hard-grace`); 0: none was made
     order: Rows = ()  # the first candidates
     since_ns: int = 0  # since when it is held, also by an earlier hot process; 0: since `ts_ns`
@@ -127,5 +127,5 @@ class PodReleased(NamedTuple):
     usage: int  # charged to it now
     available: int  # of the signal that it was held for
     instead: str | None = None  # the pod that the kubelet evicted instead: its uid, of a message; then its name
-    left_out: int = 0  # as in `PodHeld`
+    left_out: int | None = 0  # as in `PodHeld`
     resent: bool = False  # as in `Crossing`

@@ -25,7 +25,7 @@ from monitor.race.episode import PRESSURE, STALL, Episode, State
 from monitor.race.events import NODE, Sample, Watched
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
-from monitor.side.holds import FOR_MEMORY, HoldRation, Holds
+from monitor.side.holds import FOR_MEMORY, Holds
 from monitor.side.judge import WallClock
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
 from monitor.side.oom_events import OomEvents, made, ranked
@@ -177,7 +177,6 @@ class EventBuilder:
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         calls = self.feed, self._is_pressed
         self._oom_events = OomEvents(node, self._names, *calls, self.log, self.figures.counts)
-        self._hold_ration = HoldRation()
         self._sampler = Sampler(node.hierarchy, self.figures, self._names, self.feed)
         self._lost, self._lost_ns = lost(self.figures), self.now()
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
@@ -294,9 +293,8 @@ class EventBuilder:
         self.feed(made(ev.Suspended, message._asdict(), **about))
 
     def _on_podreleased(self, message: ev.PodReleased) -> None:
-        if (left_out := self._hold_ration.take(message)) is not None:
-            instead = self._name_of(message.instead) if message.instead else None
-            self.feed(message._replace(instead=instead, left_out=left_out))
+        if message.left_out is not None:
+            self.feed(message._replace(instead=self._name_of(message.instead) if message.instead else None))
 
     def _name_of(self, uid: str) -> str:
         found = self.node.pods.get(uid)
@@ -329,11 +327,11 @@ class EventBuilder:
         self.feed(ev.Seen(message.seen_ns, message.domain, message.signal, message.available))
 
     def _on_podheld(self, message: ev.PodHeld) -> None:
-        if (left_out := self._hold_ration.take(message)) is None:
+        if message.left_out is None:
             return
         if message.order:  # what a kubelet would evict: outrace decides nothing, so no decision has it
             self.feed(ranked(message.ts_ns, message.order))
-        self.feed(message._replace(left_out=left_out, order=()))
+        self.feed(message._replace(order=()))
 
     def _on_decision(self, message: messages.Decision) -> None:
         if not message.observed:

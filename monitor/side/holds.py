@@ -42,7 +42,7 @@ class _Told:
 
 
 class HoldRation:
-    """It uses the times of the messages: the log and the record of a race, with one each, report the same holds."""
+    """By the times of the messages."""
 
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}  # by uid
@@ -92,6 +92,10 @@ class Holds:
         self._ration = HoldRation()
         self._evicted: dict[str, int] = {}  # uid of a pod that others evict -> its hold that this was sent for
 
+    def rationed(self, message: PodHeld | PodReleased) -> PodHeld | PodReleased:
+        """The message, with how much was left out before it; None: log and record of the race leave it out too."""
+        return message._replace(left_out=self._ration.take(message))
+
     def held(self, message: PodHeld) -> str:
         """What the pod's event is to say; "" without an event."""
         before = self.node.held.get(message.pod)
@@ -107,25 +111,23 @@ class Holds:
             new, since_ns = True, message.since_ns or message.ts_ns
             self.begun[message.reason] += 1
         self.node.held = {**self.node.held, message.pod: message._replace(since_ns=since_ns)}
-        left_out = self._ration.take(message)
-        if left_out is None:
+        if message.left_out is None:
             return ""
-        fields = _logged(message, left_out, held_ns=message.ts_ns, threshold=message.quantity)
+        fields = _logged(message, held_ns=message.ts_ns, threshold=message.quantity)
         self.log.warning("pod held" if new else "the hold of a pod changed", **fields)
         why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
         left = f"{message.available >> 20}Mi of {message.signal} left"
-        return f"Held ({message.brake}) because {why}, with {left}.{_more(left_out)}" if new else ""
+        return f"Held ({message.brake}) because {why}, with {left}.{_more(message)}" if new else ""
 
     def over(self, message: PodReleased) -> str:
         """As `held`."""
         self.node.held = {uid: held for uid, held in self.node.held.items() if uid != message.pod}
         self.ended[message.why] += 1
-        left_out = self._ration.take(message)
-        if left_out is None:
+        if message.left_out is None:
             return ""
-        self.log.warning("hold ended", **_logged(message, left_out, ended_ns=message.ts_ns))
+        self.log.warning("hold ended", **_logged(message, ended_ns=message.ts_ns))
         grew = f"it grew {max(0, message.grew) >> 20}Mi"
-        return f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}.{_more(left_out)}"
+        return f"Not held any more after {message.held_ns / 1e9:.1f} s ({message.why}); {grew}.{_more(message)}"
 
     def evicted(self, uid: str, message: str = "") -> None:
         """The API server reports a pod as Evicted, or as about to go. From any thread. It may be held only later: one
@@ -140,13 +142,14 @@ class Holds:
         self.send(KubeletEviction(uid, message.startswith(FOR_MEMORY)))
 
 
-def _logged(message: PodHeld | PodReleased, left_out: int, **more: int) -> dict[str, Any]:
+def _logged(message: PodHeld | PodReleased, **more: int) -> dict[str, Any]:
     fields = {key: value for key, value in message._asdict().items() if key not in _NOT_LOGGED}
     fields |= {"id": message.hold, "uid": message.pod, "pod": message.pod_name, **more}
-    return fields | {"left_out": left_out} if left_out else fields
+    return fields | {"left_out": message.left_out} if message.left_out else fields
 
 
-def _more(left_out: int) -> str:
+def _more(message: PodHeld | PodReleased) -> str:
+    left_out = message.left_out
     return f" {left_out} more beginnings, changes and ends of holds of it were not reported." if left_out else ""
 
 

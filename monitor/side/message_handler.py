@@ -84,6 +84,8 @@ class MessageHandler:
         """
         handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
         try:
+            if isinstance(message, messages.PodHeld | messages.PodReleased):
+                message = self.holds.rationed(message)
             if handler is not None:
                 handler(message)
             self.record(message)

@@ -11,7 +11,6 @@ from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import KubeletEviction, PodHeld, PodReleased
 from monitor.race.events import Event
 from monitor.settings.config import RunConfig
-from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import CHANGES, FOR_MEMORY, MINUTE_NS, HoldRation, Holds
 from tests.log_lines import LogLines
 from tests.side.parts import Parts
@@ -146,7 +145,8 @@ class Side:
 
     def take(self, messages: list[Message]) -> None:
         for message in messages:
-            text = self.holds.held(message) if isinstance(message, PodHeld) else self.holds.over(message)
+            told = self.holds.rationed(message)
+            text = self.holds.held(told) if isinstance(told, PodHeld) else self.holds.over(told)
             self.events += [text] if text else []
 
 
@@ -192,14 +192,14 @@ def test_of_more_pods_than_are_remembered_the_oldest_is_told_of_anew(monkeypatch
     assert len(ration._told) == 3
 
 
-def test_the_record_of_a_race_is_not_filled_with_one_pods_holds() -> None:
+def test_the_record_of_a_race_is_not_filled_with_one_pods_holds(tmp_path: Path) -> None:
     """Each comes with the order of eviction, 10 KiB, and beyond its bounds a record drops kills of others."""
-    fed: list[Event] = []
-    made: Any = SimpleNamespace(_hold_ration=HoldRation(), now=lambda: 0)
-    made.feed, made._feed_figures, made._name_of = fed.append, lambda _: None, str
+    parts = Parts(RunConfig(state_dir=str(tmp_path)), Hierarchy(2, tmp_path), 512 * MIB, log=LogLines())
+    handler, builder, fed = parts.handler(), parts.races().event_builder, list[Event]()
+    handler.record = builder.handle
+    builder.feed = fed.append  # type: ignore[method-assign]
     for message in cycles(CYCLES + 1):
-        handle = EventBuilder._on_podheld if isinstance(message, PodHeld) else EventBuilder._on_podreleased
-        handle(made, message)  # type: ignore[arg-type]
+        assert handler.handle(message)
     told = [event for event in fed if isinstance(event, PodHeld | PodReleased)]
     assert [(type(event), event.left_out) for event in told] == [
         (PodHeld, 0),
