@@ -33,16 +33,10 @@ _LISTEN = struct.Struct("=IHHIIIIIIHHI")
 _ANSWER = struct.Struct("=28xI4xI12xI")
 #: The kernel answers before send() returns (cn_rx_skb calls cn_proc_mcast_ctl), if it does.
 _ANSWER_S = 1.0
-_REMEDIES = {
-    errno.EAFNOSUPPORT: "allow AF_NETLINK (systemd: RestrictAddressFamilies=, containers: the seccomp profile)",
-    errno.EPROTONOSUPPORT: "it takes a kernel with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y",
-    # "connector/cn_proc: Allow non-root users access" (Linux 6.6) lets anybody listen.
-    errno.EPERM: "add CAP_NET_ADMIN, which Linux before 6.6 asks for (systemd: CapabilityBoundingSet=, containers: "
-    "capabilities.add), and allow AF_NETLINK in the seccomp profile",
-    errno.ECONNREFUSED: "run it in the initial network namespace (systemd: PrivateNetwork=no, containers: the host's)",
-    errno.ETIMEDOUT: "run it in the initial pid and user namespace (containers: host pid), on a kernel with "
-    "CONFIG_PROC_EVENTS=y",
-}
+_REMEDY = (
+    "run it as root with CAP_NET_ADMIN in the initial pid, user and network namespaces, with AF_NETLINK allowed "
+    "(seccomp; systemd: RestrictAddressFamilies=), on a kernel with CONFIG_CONNECTOR=y and CONFIG_PROC_EVENTS=y"
+)
 #: Records or datagrams taken at once before the main loop turns again: some 60 us each.
 _BATCH = 256
 
@@ -104,7 +98,12 @@ class ConnectorFeed:
             _subscribe(self._socket)
         except (ImportError, OSError, KeyError) as error:
             opened.close()
-            raise _refusal(error) from None
+            why, remedy = getattr(error, "strerror", "") or str(error), _REMEDY
+            if isinstance(error, ImportError):
+                remedy = "pip install pyroute2"
+            elif isinstance(error, KeyError):  # pyroute2 tries other addresses where bind() is forbidden
+                why = "it may not be listened to"
+            raise CannotError(f"the process connector cannot be used: {why}", remedy) from None
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
@@ -159,17 +158,6 @@ def _subscribe(sock: socket.socket) -> None:
                 raise OSError(problem, os.strerror(problem))
             return
     raise OSError(errno.ETIMEDOUT, f"no answer within {_ANSWER_S:g} s")
-
-
-def _refusal(error: ImportError | OSError | KeyError) -> CannotError:
-    """The error for a process connector that cannot be used."""
-    why, remedy = str(error), "pip install pyroute2"
-    if isinstance(error, KeyError):  # pyroute2 tries other addresses where bind() is forbidden
-        why, remedy = "it may not be listened to", _REMEDIES[errno.EPERM]
-    elif isinstance(error, OSError):
-        why = error.strerror or why
-        remedy = _REMEDIES.get(error.errno or 0, "run it as root in the initial pid, user and network namespaces")
-    return CannotError(f"the process connector cannot be used: {why}", remedy)
 
 
 def new_process(datagram: bytes) -> int | None:
