@@ -14,10 +14,8 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from monitor.actions.oomadj import Logger
 from monitor.kernel.procfs import Process
@@ -33,50 +31,27 @@ _TAIL = 4096
 DONE, FAILED, KILLED = RESULTS = ("done", "failed", "killed")
 
 
-class Cleaned(NamedTuple):
-    """What came of it: one of `RESULTS`; bytes and inodes that are free since, of all file systems together."""
-
-    result: str
-    freed_bytes: int = 0
-    freed_inodes: int = 0
-
-
-def clean(
-    command: Sequence[str], paths: Sequence[Path], log: Logger, stop_fd: int, timeout_s: float = TIMEOUT_S
-) -> Cleaned:
-    """Run ``command`` to its end, as `run` does; what it freed is measured on the file systems of ``paths``."""
+def clean(command: Sequence[str], log: Logger, stop_fd: int, timeout_s: float = TIMEOUT_S) -> str:
+    """Run ``command`` to its end, as `run` does; one of `RESULTS`."""
     fields: dict[str, object] = {"action": DELETE_IMAGES, "command": shlex.join(command)}
-    before, began = dict(_free(paths)), time.monotonic()
+    began = time.monotonic()
     try:
         status, output = run(command, timeout_s, stop_fd)
     except (OSError, ValueError, ChangeableError) as error:  # ValueError: a NUL in it
         log("error", "clean-up could not be started", **fields, problem=str(error))
-        return Cleaned(FAILED)
+        return FAILED
     except Exception as error:  # noqa: BLE001 - its end is waited for
         log("error", "clean-up failed", **fields, problem=f"{type(error).__name__}: {error}")
-        return Cleaned(FAILED)
+        return FAILED
     fields["took_s"] = round(time.monotonic() - began, 3)
-    after = dict(_free(before))
-    size, inodes = (sum(after[path][n] - before[path][n] for path in after) for n in (0, 1))
     result = DONE if status == 0 else KILLED if status is None else FAILED
     if result == DONE:
-        log("info", "clean-up done", **fields, freed_bytes=size, freed_inodes=inodes)
+        log("info", "clean-up done", **fields)
     elif result == KILLED:
         log("error", "clean-up killed: it did not end in time", **fields, output=output)
     else:
         log("error", "clean-up failed", **fields, status=status, output=output)
-    return Cleaned(result, size, inodes)
-
-
-def _free(paths: Iterable[Path]) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """Free bytes and inodes of each file system once, by a path on it; those that cannot be read are left out."""
-    devices = set()
-    for path in paths:
-        with suppress(OSError):
-            device, seen = os.stat(path).st_dev, os.statvfs(path)
-            if device not in devices:
-                devices.add(device)
-                yield path, (seen.f_bavail * seen.f_frsize, seen.f_ffree)
+    return result
 
 
 def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None, str]:

@@ -71,9 +71,7 @@ class DiskWatch:
         self._thresholds = _of_disks(self.config)
         self._cleaner: Worker | None = None
         self._stop_fd = -1  # readable: a clean-up is to end
-        # For metrics; written by the cleaner's thread alone.
-        self.cleanups: Counter[str] = Counter()  # by result
-        self.freed_bytes = self.freed_inodes = 0
+        self.cleanups: Counter[str] = Counter()  # by result, for metrics; written by the cleaner's thread alone
 
         self._closing = threading.Event()
         self._sampler = WatchedThread("disks", self._turn, self._closing, self.failed)
@@ -141,10 +139,7 @@ class DiskWatch:
         if self._closing.is_set():
             return
         take_time()
-        one = clean(self.config.reclaim_images, self.disks[:2], self.log, self._stop_fd)
-        self.cleanups[one.result] += 1
-        self.freed_bytes += max(0, one.freed_bytes)
-        self.freed_inodes += max(0, one.freed_inodes)
+        self.cleanups[clean(self.config.reclaim_images, self.log, self._stop_fd)] += 1
         self._cleaned()
 
     def _cleaned(self) -> None:

@@ -28,7 +28,7 @@ def stop_fd() -> Iterator[int]:
 def cleaned(stop_fd: int, *command: str, timeout_s: float = 120.0) -> tuple[str, Line]:
     """The result, and what was logged."""
     log = LogLines()
-    result = clean(command, (), log, stop_fd, timeout_s).result
+    result = clean(command, log, stop_fd, timeout_s)
     (line,) = log.lines
     return result, line
 

@@ -90,14 +90,9 @@ def test_a_full_disk(node: LabNode, runtime: Podman, tmp_path: Path, enough: str
         assert asked["actions"] == [IMAGES]
         done = live.message(daemon, "clean-up done", action=IMAGES)
         assert done["command"] == "podman image prune --all --force"
-        assert done["freed_bytes"] >= 6 * MI
-        assert done["freed_inodes"] >= 300
         if enough == "enough":
             met = f'threshold_met{{kind="hard",signal="{signal}"}}'
             live.until(lambda: live.metric(daemon, met) == 0, "the threshold clear")
-            for name in ("bytes", "inodes"):
-                total = live.metric(daemon, f'reclaim_freed_{name}_total{{action="{IMAGES}"}}')
-                assert total == done[f"freed_{name}"]
             assert live.metric(daemon, f'reclaim_runs_total{{action="{IMAGES}",result="done"}}') == 1
         else:
             evicting = live.message(daemon, "evicting", signal=signal)

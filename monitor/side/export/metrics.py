@@ -267,9 +267,6 @@ def reclaim_metrics(disks: DiskWatch) -> Iterator[Metric]:
     runs = {(DELETE_IMAGES, result): disks.cleanups[result] for result in RESULTS}
     text = "Clean-ups of the node before an eviction, by action and result."
     yield counter("reclaim_runs", text, runs, "action", "result")
-    for what, freed in (("bytes", disks.freed_bytes), ("inodes", disks.freed_inodes)):
-        text = f"{what.capitalize()} freed by clean-ups."
-        yield counter(f"reclaim_freed_{what}", text, {DELETE_IMAGES: freed}, "action")
 
 
 def hold_metrics(node: NodeState, holds: Holds) -> Iterator[Metric]:
