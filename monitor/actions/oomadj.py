@@ -54,6 +54,9 @@ class _PodScores:
     default: int | None  # for processes in no container's own cgroup
     reported: set[tuple[int, int]] = field(default_factory=set)  # (pid, value it had)
     size: int = 0  # processes that it had at the last look
+    since: int = 0  # up to which pid it was looked at; 0: not in part
+    first_ns: int = 0  # since when it waits to be looked at, if it does ...
+    due_ns: float = inf  # ... and until when (CLOCK_MONOTONIC)
 
 
 class OomScores:
@@ -72,9 +75,6 @@ class OomScores:
         self._denial_reported = False
         self._pods: dict[str, _PodScores] = {}
         self._by_cgroup: dict[int, str] = {}
-        #: uid of a pod -> since when it waits, and when it is to be looked at (CLOCK_MONOTONIC ns)
-        self._waiting: dict[str, tuple[int, int]] = {}
-        self._rest: dict[str, int] = {}  # uid of one that was looked at in part -> up to which pid
         #: Uids of pods whose processes are raised for the OOM killer (`monitor.side.process_watch`): their values are
         #: compared when they are their own again.
         self.raised: Collection[str] = ()
@@ -122,16 +122,16 @@ class OomScores:
 
     def look_at_all_soon(self) -> None:
         """Records of processes were lost: look at every process of every pod, but not at once, as more will be lost."""
-        if self._waiting.keys() != self._pods.keys():
-            for uid in self._pods:
-                self.look_soon(uid)
+        for uid in self._pods:
+            self.look_soon(uid)
 
     def look_soon(self, uid: str) -> None:
         """Processes appeared in a pod: look at all that it will have when they are settled."""
-        if uid in self._pods:
-            now, wait_ns = time.monotonic_ns(), max(_SETTLE_NS, _PACE_NS * self._pods[uid].size)
-            first, _ = self._waiting.get(uid, (now, 0))
-            self._waiting[uid] = first, min(now + wait_ns, first + max(wait_ns, _MOST_SETTLE_NS))
+        pod = self._pods.get(uid)
+        if pod is not None:
+            now, wait_ns = time.monotonic_ns(), max(_SETTLE_NS, _PACE_NS * pod.size)
+            pod.first_ns = now if pod.due_ns == inf else pod.first_ns
+            pod.due_ns = min(now + wait_ns, pod.first_ns + max(wait_ns, _MOST_SETTLE_NS))
 
     def on_process(self, pid: int, cgroup_id: int) -> None:
         """A process appeared in the pod with this cgroup id (a fork, an exec, or moved in)."""
@@ -154,37 +154,31 @@ class OomScores:
 
     def due_s(self) -> float:
         """Seconds until `settle` has something to do."""
-        due_ns = 0 if self._rest else min((due for _, due in self._waiting.values()), default=inf)
+        due_ns = min((0 if pod.since else pod.due_ns for pod in self._pods.values()), default=inf)
         return max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
 
     def settle(self) -> None:
         """Look at the pods that are due, at `_TURN` processes; at the others in the next turn."""
         now, left = time.monotonic_ns(), _TURN
-        due = [(uid, 0) for uid, (_, due_ns) in self._waiting.items() if due_ns <= now]
-        for uid, since in [*self._rest.items(), *due]:
-            if left <= 0:
-                break
-            if not since:
-                del self._waiting[uid]
-            if (pod := self._pods.get(uid)) is not None:
-                left -= max(self._audit(pod, since), _LEAST)
-            else:
-                self._rest.pop(uid, None)
+        for pod in self._pods.values():
+            if left > 0 and (pod.since or pod.due_ns <= now):
+                if not pod.since:
+                    pod.due_ns = inf
+                left -= max(self._audit(pod, pod.since), _LEAST)
 
     def _audit(self, pod: _PodScores, since: int = 0) -> int:
         """Look at the pod's processes with larger pids than ``since``, at most `_TURN`; at how many. The others are due
         at once: 14,000 in one turn took 0.6 s. At none of a pod without known values: a user makes 60,000 cgroups in a
         unit of its own; to list their processes took 1.6 s.
         """
-        uid = pod.found.pod.uid
-        self._rest.pop(uid, None)
-        if uid in self.raised or not pod.scores:
+        pod.since = 0
+        if pod.found.pod.uid in self.raised or not pod.scores:
             return 0
         there = cgroup_procs.processes(pod.found.cgroup, most=_CGROUPS)
         pod.size = len(there)
         pids = [pid for pid in there if pid > since]
         if len(pids) > _TURN:
-            self._rest[uid] = pids[_TURN - 1]
+            pod.since = pids[_TURN - 1]
         self._check(pod, *pids[:_TURN])
         return min(_TURN, len(pids))
 
