@@ -52,14 +52,12 @@ class BpfFeed:
             _when, cgroup_id, _kind, pid, *_ = event
             scores.on_process(pid, cgroup_id)
 
-        self._links: list[int] = []
         self._ring = Ring(pins, "procs", on_record, PROC.unpack_from)
-        try:
+        with ExitStack() as opened:
+            opened.callback(self._ring.close)
             for name in PROCS:
-                self._links.append(pins.attach(name))
-        except MonitorError:
-            self.close()
-            raise
+                opened.callback(os.close, pins.attach(name))
+            self.close = opened.pop_all().close  #: detach the programs
 
     def fileno(self) -> int:
         return self._ring.fileno()
@@ -67,13 +65,6 @@ class BpfFeed:
     def consume(self) -> None:
         """Take the waiting records (at most 256; the ring stays readable for the rest)."""
         self._ring.consume(_BATCH)
-
-    def close(self) -> None:
-        """Detach the programs."""
-        for link in self._links:
-            os.close(link)
-        self._links.clear()
-        self._ring.close()
 
 
 class ConnectorFeed:
@@ -91,10 +82,10 @@ class ConnectorFeed:
             socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_CONNECTOR).close()
             from pyroute2.netlink.connector.cn_proc import ProcEventSocket  # 18 MiB: only where there is no BPF
 
-            self._subscription = opened.enter_context(closing(ProcEventSocket()))
-            self._subscription.bind()
+            subscription = opened.enter_context(closing(ProcEventSocket()))
+            subscription.bind()
             # Read directly: pyroute2 decodes into dictionaries, too slow for every fork of a machine.
-            self._socket = opened.enter_context(socket.socket(fileno=os.dup(self._subscription.fileno())))
+            self._socket = opened.enter_context(socket.socket(fileno=os.dup(subscription.fileno())))
             _subscribe(self._socket)
         except (ImportError, OSError, KeyError) as error:
             opened.close()
@@ -105,6 +96,8 @@ class ConnectorFeed:
                 why = "it may not be listened to"
             raise CannotError(f"the process connector cannot be used: {why}", remedy) from None
         self._socket.setblocking(False)
+        #: Closing both descriptors unsubscribes; asking for it waits for an answer that need not come.
+        self.close = opened.close
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -124,11 +117,6 @@ class ConnectorFeed:
             pid = new_process(data)
             if pid is not None:
                 self._on_process(pid)
-
-    def close(self) -> None:
-        """Close both descriptors, which unsubscribes; asking for it waits for an answer that need not come."""
-        self._socket.close()
-        self._subscription.close()
 
 
 def _subscribe(sock: socket.socket) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from monitor.actions.oomadj import Logger
 from monitor.kernel.procfs import Process
@@ -26,8 +27,8 @@ from monitor.policy.layout import DELETE_IMAGES
 TIMEOUT_S = 120.0
 #: Where podman and its kin have their configuration, if root says so.
 _FILES = ("CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE", "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF")
-#: Bytes of what a command wrote last, in which its last line is looked for.
-_TAIL = 4096
+#: Bytes of what a command wrote last, in which its last line is looked for; and that a pipe holds.
+_TAIL, _PIPE = 4096, 1 << 16
 DONE, FAILED, KILLED = RESULTS = ("done", "failed", "killed")
 
 
@@ -62,34 +63,26 @@ def run(argv: Sequence[str], timeout_s: float, stop_fd: int) -> tuple[int | None
     the directory in which the daemon was started may be a user's. Raises OSError, ValueError or ChangeableError if it
     cannot be started.
     """
-    reader, writer = os.pipe()
-    try:
-        try:
-            # A session of its own, so that its children can be killed with it, and no terminal can be asked.
-            process = subprocess.Popen(
-                [program(argv[0]), *argv[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=writer,
-                stderr=writer,
-                cwd="/",
-                env=environment(),
-                start_new_session=True,
-            )
-        finally:
-            os.close(writer)
+    # A session of its own, so that its children can be killed with it, and no terminal can be asked.
+    process = subprocess.Popen(
+        [program(argv[0]), *argv[1:]],
+        bufsize=0,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+        env=environment(),
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    with process.stdout as output:
         _make_ordinary(process.pid)
-        os.set_blocking(reader, False)
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            in_time, tail = _follow(pidfd, reader, stop_fd, time.monotonic() + timeout_s)
-        finally:
-            os.close(pidfd)
+        os.set_blocking(output.fileno(), False)
+        in_time, tail = _follow(process.pid, output, stop_fd, time.monotonic() + timeout_s)
         if not in_time:
             # Not reaped yet, so the pid, and the group with its number, are still this command's.
             os.killpg(process.pid, signal.SIGKILL)
         status = process.wait()
-    finally:
-        os.close(reader)
     last = tail.decode(errors="replace").rstrip().rpartition("\n")[2].strip()
     return status if in_time else None, last
 
@@ -111,31 +104,25 @@ def _make_ordinary(pid: int) -> None:
             process.set_oom_score_adj(0)
 
 
-def _follow(pidfd: int, reader: int, stop_fd: int, deadline: float) -> tuple[bool, bytes]:
+def _follow(pid: int, output: IO[bytes], stop_fd: int, deadline: float) -> tuple[bool, bytes]:
     """Read until the command ends: (whether it did so by itself in time, the end of what it wrote). Its end counts, not
     that of the pipe: something it left running in the background may keep that open for ever.
     """
-    poll = select.poll()
-    for fd in (pidfd, reader, stop_fd):
-        poll.register(fd, select.POLLIN)
-    tail = b""
-    while True:
-        ready = {fd for fd, _ in poll.poll(max(0.0, (deadline - time.monotonic()) * 1000))}
-        if reader in ready:
-            read = _read(reader)
-            if read == b"":
-                poll.unregister(reader)
-            tail = (tail + (read or b""))[-_TAIL:]
-        if pidfd in ready:
-            # What it wrote last may have come after the read; a pipe holds no more than one read takes.
-            return True, (tail + (_read(reader) or b""))[-_TAIL:]
-        if stop_fd in ready or time.monotonic() >= deadline:
-            return False, tail
-
-
-def _read(fd: int) -> bytes | None:
-    """What is there; b"" at the end, None for nothing now."""
+    poll, tail, reader, pidfd = select.poll(), b"", output.fileno(), os.pidfd_open(pid)
     try:
-        return os.read(fd, 65536)
-    except BlockingIOError:
-        return None
+        for fd in (pidfd, reader, stop_fd):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll(max(0.0, (deadline - time.monotonic()) * 1000))}
+            if reader in ready:
+                read = output.read(_PIPE)
+                if read == b"":
+                    poll.unregister(reader)
+                tail = (tail + (read or b""))[-_TAIL:]
+            if pidfd in ready:
+                # What it wrote last may have come after the read; a pipe holds no more than one read takes.
+                return True, (tail + (output.read(_PIPE) or b""))[-_TAIL:]
+            if stop_fd in ready or time.monotonic() >= deadline:
+                return False, tail
+    finally:
+        os.close(pidfd)
