@@ -83,10 +83,9 @@ def evicted() -> None:
 def list_(output: str, check: bool, kubeconfig: str, context: str, **selection: Any) -> int:
     """Show evicted pods, oldest first, and why each stays or goes."""
     with closing(ApiClient(find(kubeconfig, context))) as client:
-        found, others, pods = _chosen(Sweep(client, retry_s=10.0), **selection)
-    answer = _document(found, others, pods)
+        found, pods = _chosen(Sweep(client, retry_s=10.0), **selection)
+    answer = _document(found, pods)
     emit(output, answer, lambda: _text(answer["pods"]))
-    _print_left_alone(others)
     return EXIT_FINDINGS if check and any(not pod.stays for pod in pods) else EXIT_OK
 
 
@@ -104,12 +103,11 @@ def delete(output: str, yes: bool, rate: float, kubeconfig: str, context: str, *
     """
     with closing(ApiClient(find(kubeconfig, context))) as client:
         sweep = Sweep(client, rate=rate)
-        found, others, pods = _chosen(sweep, **selection)
+        found, pods = _chosen(sweep, **selection)
         going = [pod for pod in pods if not pod.stays]
         if not yes:
-            answer = {"dry_run": True, **_document(found, others, going)}
+            answer = {"dry_run": True, **_document(found, going)}
             emit(output, answer, lambda: _text(answer["pods"]))
-            _print_left_alone(others)
             click.echo(f"dry run: {len(going)} of {len(found)} evicted pods would be deleted; --yes does it", err=True)
             return EXIT_OK
         progress, shown_at = Progress(len(going)), time.monotonic()
@@ -136,20 +134,19 @@ def _chosen(
     node: str | None,
     owner_kinds: Iterable[str],
     older_than: float | None,
-) -> tuple[list[EvictedPod], Counter[str], list[EvictedPod]]:
-    """All evicted pods, how many Failed otherwise, and the pods of these options with why each stays."""
-    found, others = sweep.find(namespaces, selector or "", node or "")
-    return found, others, choose(found, time.time(), older_than, owner_kinds)
+) -> tuple[list[EvictedPod], list[EvictedPod]]:
+    """All evicted pods, and those of these options with why each stays."""
+    found = sweep.find(namespaces, selector or "", node or "")
+    return found, choose(found, time.time(), older_than, owner_kinds)
 
 
-def _document(found: Sized, others: Counter[str], pods: Sequence[EvictedPod]) -> dict[str, Any]:
+def _document(found: Sized, pods: Sequence[EvictedPod]) -> dict[str, Any]:
     now, kinds = time.time(), Counter(pod.owner_kind for pod in pods)
     return {
         "pods": [_pod(pod, now) for pod in pods],
         "owners": {kind: {"pods": count} for kind, count in kinds.most_common()},
         "found": len(found),
         "to_delete": sum(not pod.stays for pod in pods),
-        "failed_otherwise": dict(others.most_common()),
     }
 
 
@@ -184,12 +181,6 @@ def _text(pods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if pod["evidence"] != BY_REASON:
             what = f"has no reason; evicted by its {pod['evidence']}: {pod['message']}"
             yield f"{pod['namespace']}/{pod['name']}: {what}"
-
-
-def _print_left_alone(others: Counter[str]) -> None:
-    if others:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in others.most_common(8))
-        click.echo(f"left alone: {others.total()} pods that Failed otherwise ({reasons})", err=True)
 
 
 def format_age(left: int | None) -> str:

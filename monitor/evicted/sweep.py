@@ -73,8 +73,8 @@ class EvictedPod:
         return f"{self.namespace}/{self.name}"
 
 
-def decode(found: Object) -> EvictedPod | str | None:
-    """An evicted pod; the reason of one that Failed otherwise, which no command deletes; None for all else."""
+def decode(found: Object) -> EvictedPod | None:
+    """An evicted pod; None for all else, also for one that Failed otherwise."""
     status, metadata = _map(found.get("status")), _map(found.get("metadata"))
     if status.get("phase") != "Failed":
         return None
@@ -82,10 +82,10 @@ def decode(found: Object) -> EvictedPod | str | None:
     if not reason and (said := _message_of_eviction(status)):
         message, evidence = said, BY_CONDITION
     elif reason != "Evicted":
-        return sys.intern(reason[:64] or "no reason")
+        return None
     uid, version = _text(metadata.get("uid")), _text(metadata.get("resourceVersion"))
     if not uid or not version:  # without them a delete could hit another pod
-        return "no uid or resourceVersion"
+        return None
     kind, name = _owner(metadata)
     return EvictedPod(
         _text(metadata.get("namespace")),
@@ -253,29 +253,18 @@ class Sweep:
         self._wait = wait
         self._retrying = partial(retrying, total_s=retry_s, clock=clock, wait=wait)
 
-    def find(
-        self, namespaces: Iterable[str] = (), label_selector: str = "", node: str = ""
-    ) -> tuple[list[EvictedPod], Counter[str]]:
-        """Every evicted pod of these (none: all), as etcd has them, in pages; and how many are Failed for another
-        reason, which are left alone. Raises KubeError.
-        """
-        pods: list[EvictedPod] = []
-        others: Counter[str] = Counter()
+    def find(self, namespaces: Iterable[str] = (), label_selector: str = "", node: str = "") -> list[EvictedPod]:
+        """Every evicted pod of these (none: all), as etcd has them, in pages. Raises KubeError."""
         # Reason is no field that pods can be looked for by.
         fields = "status.phase=Failed" + (f",spec.nodeName={node}" if node else "")
 
-        def listed(namespace: str) -> Listed[EvictedPod | str]:
+        def listed(namespace: str) -> Listed[EvictedPod]:
             return self._client.list(
                 PODS, decode, namespace=namespace, field_selector=fields, label_selector=label_selector
             )
 
-        for namespace in dict.fromkeys(namespaces) or ("",):
-            for one in self._retrying(partial(listed, namespace)).items:
-                if isinstance(one, EvictedPod):
-                    pods.append(one)
-                else:
-                    others[one] += 1
-        return pods, others
+        of_each = (self._retrying(partial(listed, namespace)) for namespace in dict.fromkeys(namespaces) or ("",))
+        return [pod for found in of_each for pod in found.items]
 
     def delete(self, pods: Sequence[EvictedPod]) -> Iterator[Progress]:
         """Delete these, in their order; how far it is after each. Raises the KubeError that ends it all."""

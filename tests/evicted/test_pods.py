@@ -18,9 +18,9 @@ def test_an_evicted_pod_of_this_kubelet() -> None:
 def test_nothing_else_that_failed_is_one(reason: str) -> None:
     made = evicted("web-1")
     made["status"]["reason"] = reason
-    assert decode(made) == (reason or "no reason")
+    assert decode(made) is None
     del made["status"]["reason"]
-    assert decode(made) == "no reason"
+    assert decode(made) is None
 
 
 def without_reason(message: str, of_status: str = "", **condition: str) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def test_without_a_reason_the_kubelets_condition_and_message_are_evidence(messag
 )
 def test_another_condition_or_message_is_no_evidence(message: str, condition: dict[str, str]) -> None:
     made = without_reason(message, **condition)
-    assert decode(made) == "no reason"
+    assert decode(made) is None
     made["status"]["reason"] = "Terminated"
-    assert decode(made) == "Terminated"
+    assert decode(made) is None
 
 
 @pytest.mark.parametrize("phase", ["Running", "Pending", "Succeeded", "Unknown", "failed", "", None, 7])
@@ -81,7 +81,7 @@ def test_nothing_that_has_not_failed_is_one(phase: object) -> None:
 def test_without_identity_none_is_deleted(key: str) -> None:
     made = evicted("web-1", uid="u", resourceVersion="1")
     del made["metadata"][key]
-    assert decode(made) == "no uid or resourceVersion"
+    assert decode(made) is None
 
 
 @pytest.mark.parametrize("name", ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"])
@@ -163,4 +163,4 @@ def test_what_is_no_time(text: object) -> None:
     ],
 )
 def test_whatever_a_server_sends_is_decoded(made: dict[str, Any]) -> None:
-    assert decode(made) is None or isinstance(decode(made), str | EvictedPod)
+    assert decode(made) is None or isinstance(decode(made), EvictedPod)
