@@ -15,7 +15,7 @@ from monitor.actions.oom_values import Mark, Restored, Seen, ValueNotes
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
-from tests.actions.test_oomadj import capable, found, read, write
+from tests.actions.test_oomadj import CAPABLE, found, read, write
 from tests.puppet import Puppet
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
@@ -147,7 +147,7 @@ def test_a_cgroup_made_anew_is_not_noted_at(journal: ValueNotes, pod: Path) -> N
         assert left(pod) == []
 
 
-@pytest.mark.skipif(not capable(), reason="no CAP_SYS_RESOURCE: no process can set a floor here (a guest's root can)")
+@pytest.mark.skipif(not CAPABLE, reason="no CAP_SYS_RESOURCE: no process can set a floor here (a guest's root can)")
 def test_the_floor_is_where_it_was(journal: ValueNotes, pod: Path, processes: list[Puppet]) -> None:
     """A process may go down to the least that a process with CAP_SYS_RESOURCE ever gave it. Raised with that, and set
     back with it, the floor would be the value before.

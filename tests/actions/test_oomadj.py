@@ -17,6 +17,7 @@ from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
+from monitor.kernel.sched import has
 from monitor.pods.model import FoundPod
 from tests import live
 from tests.log_lines import LogLines
@@ -32,13 +33,8 @@ def found(cgroup: Path, containers: dict[str, Path], requests: dict[str, str] | 
     return FoundPod(dataclasses.replace(made, uid="u"), cgroup, containers)
 
 
-_SYS_RESOURCE = 24  # capability(7)
-
-
-def capable() -> bool:
-    """Whether a value may be lowered here."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:"))
-    return bool(int(line.split()[1], 16) >> _SYS_RESOURCE & 1)
+#: Whether a value may be lowered here (CAP_SYS_RESOURCE).
+CAPABLE = has(24)
 
 
 def read(pid: int) -> int:
@@ -203,7 +199,7 @@ def test_refused_lowering_is_reported_once(cgroup: Path, sleeper: Sleeper, log: 
     scores = make_scores(True, log)
     scores.set_pod(FoundPod(pod("p", container("main", limits=resources, **resources)), cgroup, {"main": cgroup}))
     remedies = [str(fields["remedy"]) for _, message, fields in log.lines if "EACCES" in message]
-    if capable():
+    if CAPABLE:
         assert ([read(pid) for pid in pids], remedies, scores.denied) == ([-997, -997], [], 0)
     else:
         assert ([read(pid) for pid in pids], scores.denied) == ([700, 700], 2)

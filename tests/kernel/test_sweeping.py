@@ -1,7 +1,6 @@
 """More memory cgroups than any node has: the working set stays right, and nothing waits for a sweep."""
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,14 +148,8 @@ def test_what_lies_deeper_than_the_programs_look_is_unknown_and_not_empty() -> N
 
 
 class Counting(Stepwise):
-    """Stretches of 1 ms, and how often ``between`` was called."""
-
     def steps(self, forget: bool) -> Iterator[bool]:
-        for _ in range(100):
-            end = time.thread_time_ns() + 1_000_000
-            while time.thread_time_ns() < end:
-                pass
-            yield False
+        yield from [False] * 100
 
     def reread(self) -> None:
         pass
@@ -168,13 +161,11 @@ class Counting(Stepwise):
 def test_a_turn_ends_with_its_budget_and_asks_in_between() -> None:
     work, asked = Counting(), []
     work.begin()
-    turns = 1
-    while not work.turn(3_000_000, lambda: asked.append(1)):
+    turns = 0
+    while not work.turn(0, lambda: asked.append(1)):
         turns += 1
-    assert turns >= 30
-    assert not asked, "3 stretches are fewer than 16"
-    assert not work.runs
-    assert work.took_ns >= 100_000_000
+    assert (turns, asked, work.runs) == (100, [], False), "one stretch is fewer than 16"
+    assert work.took_ns > 0
     work.begin()
     assert work.turn(between=lambda: asked.append(1))
     assert len(asked) == 6
