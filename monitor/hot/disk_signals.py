@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from monitor.link.messages import DiskFigures, Reclaim, Send
-from monitor.policy.layout import DiskLayout, disk
+from monitor.policy.layout import DELETE_IMAGES, DiskLayout, disk
 from monitor.policy.releases import Era
 from monitor.policy.signals import PID, Observation
 from monitor.settings.config import RunConfig
@@ -17,7 +17,7 @@ from monitor.settings.config import RunConfig
 #: After an eviction for a disk the hot process waits this long for space: the runtime or the kubelet removes the pod's
 #: files (the kubelet waits as long for its own clean-up of a pod). Process ids are free at once.
 SETTLE_NS = 30_000_000_000
-#: A clean-up that has not ended after this long is not waited for: the commands have 120 s each, one after the other.
+#: A clean-up that has not ended after this long is not waited for: the command has 120 s.
 CLEANUP_TIMEOUT_NS = 300_000_000_000
 
 
@@ -28,7 +28,7 @@ class DiskSignals:
         self._enforce = config.enforce
         self._era = era
         self._layout = DiskLayout(config.layout_image_fs)
-        self._commands = config.cleanups()
+        self._commands = (DELETE_IMAGES,) if config.reclaim_images else ()
         self._send = send
         self.forget()
 
@@ -47,7 +47,7 @@ class DiskSignals:
         self._orders = message.orders
         # Each is sent once when it is measured, so one that could not be acted on at once is kept.
         self._violations |= message.violations
-        self._cleaned = bool(message.reclaimed)
+        self._cleaned = message.cleaned
         if self._cleaned:
             self._cleaning_until_ns = 0
 
@@ -90,12 +90,11 @@ class DiskSignals:
 
     def clean(self, signal: str, now_ns: int) -> bool:
         """Have the node cleaned up before a pod is evicted for ``signal``; False if that is done, or not to be."""
-        actions = self.cleanup(signal) if self._enforce else ()
-        if not actions or self._cleaned:
+        if not self._enforce or self._cleaned or not self.cleanup(signal):
             return False
         if now_ns >= self._cleaning_until_ns:
             self._cleaning_until_ns = now_ns + CLEANUP_TIMEOUT_NS
-            self._send(Reclaim(signal, actions))
+            self._send(Reclaim(signal))
         return True
 
     def order(self, signal: str) -> Sequence[str]:

@@ -72,10 +72,9 @@ class Decision(NamedTuple):
 
 
 class Reclaim(NamedTuple):
-    """Run the commands configured for these actions, then measure the disks again."""
+    """Run the command of the clean-up, then measure the disks again."""
 
     signal: str
-    actions: Sequence[str]
 
 
 class GiveBack(NamedTuple):
@@ -167,7 +166,7 @@ class DiskFigures(NamedTuple):
     observations: Mapping[str, Sequence[int]]  # {signal: [available, capacity, stamp ns]}
     orders: Mapping[str, Sequence[str]]  # {signal: uids, first victim first}
     violations: Mapping[str, str]  # pods over limits of their own: {uid: the text of its decision}
-    reclaimed: Sequence[str]  # actions done before this was measured
+    cleaned: bool  # a clean-up is over, and this was measured after it
 
 
 class Synced(NamedTuple):

@@ -201,12 +201,6 @@ class RunConfig:
         """What the BPF programs compare: 0 if all thresholds are the kubelet's, 1 with `*.reclaimable`. PolicyError."""
         return int(any(threshold.signal in OWN_SIGNALS for threshold in self.thresholds()))
 
-    def cleanups(self) -> frozenset[str]:
-        """The actions of `monitor.policy.layout` that there is a command for."""
-        from monitor.policy.layout import DELETE_IMAGES
-
-        return frozenset((DELETE_IMAGES,) if self.reclaim_images else ())
-
     def pass_config(self, *, kill_at_once: bool = False) -> PassConfig:
         """What the passes of the policy have in common; ``kill_at_once``: those of the daemon. Raises PolicyError."""
         from monitor.policy.eviction_pass import PassConfig  # few processes make passes

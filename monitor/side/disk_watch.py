@@ -25,7 +25,7 @@ from monitor.link.messages import DiskFigures
 from monitor.pods.model import FoundPod
 from monitor.pods.storage import Measured, Roots, measure, process_stats
 from monitor.policy.kubelet_pass import is_limited, storage_violation
-from monitor.policy.layout import DELETE_IMAGES, DiskLayout
+from monitor.policy.layout import DiskLayout
 from monitor.policy.pods import Pod
 from monitor.policy.releases import era
 from monitor.policy.signals import KUBELET_SIGNALS, MEMORY_SIGNALS, OF_DISK, PID, Observation
@@ -89,7 +89,7 @@ class DiskWatch:
 
         # Of the sampling thread and others, each access one step:
         self._violations: dict[str, str] = {}  # uid -> message, found and not yet sent
-        self._reclaimed: list[str] = []  # clean-ups that are over, and not yet reported
+        self._is_cleaned = False  # a clean-up is over, and not yet reported
         self.orders: Mapping[str, Sequence[str]] = {}  # signal -> uids in the order of eviction, as sent last
 
     def start(self) -> None:
@@ -111,8 +111,7 @@ class DiskWatch:
     def reclaim(self) -> None:
         """Clean up the node, where that is configured and enforced; the message that it is done has later figures."""
         if not (self.config.enforce and self.config.reclaim_images):
-            self._cleaned()
-            return
+            return  # the hot process asks for none then
         if self._cleaner is None:  # few nodes ever clean up
             self._stop_fd, self._cleaner = os.eventfd(0, os.EFD_CLOEXEC), Worker("clean-up", 1)
         if not self._cleaner.waiting:
@@ -140,17 +139,16 @@ class DiskWatch:
             return
         take_time()
         self.cleanups[clean(self.config.reclaim_images, self.log, self._stop_fd)] += 1
-        self._cleaned()
-
-    def _cleaned(self) -> None:
-        self._reclaimed.append(DELETE_IMAGES)
+        self._is_cleaned = True
         self._sampler.wake()
 
     # the node, every second
 
     def _turn(self) -> float | None:
         # Looked at before the disks are sampled, so that the figures are newer than the clean-up.
-        reclaimed, violations = list(self._reclaimed), dict(self._violations)
+        cleaned, violations = self._is_cleaned, dict(self._violations)
+        if cleaned:
+            self._is_cleaned = False
         observations = dict(self._observe()) if self._thresholds else {}
         self.observations = observations
         met = self._met(observations)
@@ -161,13 +159,13 @@ class DiskWatch:
             self._walker.wake()
         for uid in violations.keys() - pods.keys():
             del violations[uid], self._violations[uid]
-        if met or self._again or violations or reclaimed:
+        if met or self._again or violations or cleaned:
             watched = {threshold.signal for threshold in self._thresholds}
             message = DiskFigures(
                 observations={signal: list(seen) for signal, seen in observations.items() if signal in watched},
                 orders=self._orders(met, pods),
                 violations=dict(islice(violations.items(), MOST)),
-                reclaimed=reclaimed,
+                cleaned=cleaned,
             )
             self._again = not self._sent(message) or bool(met)
         return PERIOD_S if self._thresholds or self._again or self._violations else None
@@ -175,12 +173,13 @@ class DiskWatch:
     def _sent(self, message: DiskFigures) -> bool:
         """Send it; what was not sent is in the next one."""
         if not self.send(message):
+            if message.cleaned:
+                self._is_cleaned = True
             self.log.warning("the hot process takes no messages: figures of the disks wait")
             return False
         self.orders = message.orders
         for uid in message.violations:
             self._violations.pop(uid, None)
-        del self._reclaimed[: len(message.reclaimed)]
         return True
 
     def _observe(self) -> Iterator[tuple[str, Observation]]:

@@ -19,6 +19,7 @@ from monitor.kernel.procfs import lives
 from monitor.link import messages
 from monitor.pods.model import FoundPod
 from monitor.policy.kubelet_pass import container_usage, eviction_message
+from monitor.policy.layout import DELETE_IMAGES
 from monitor.policy.pods import Pod
 from monitor.policy.quantity import Quantity
 from monitor.policy.releases import era
@@ -215,7 +216,7 @@ class MessageHandler:
         self.send(messages.Answer("giveback", number))
 
     def _on_reclaim(self, message: messages.Reclaim) -> None:
-        self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=message.actions)
+        self.log.info("cleaning up the node before a pod is evicted", signal=message.signal, actions=[DELETE_IMAGES])
         self.disks.reclaim()
 
     def _on_reap(self, message: messages.Reap) -> None:

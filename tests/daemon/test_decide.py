@@ -3,7 +3,7 @@
 Whole streams of passes, with everything that may come between them, are in tests/replay/test_passes.py.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,11 +114,11 @@ def test_the_cause_of_a_stall_is_evicted_while_no_memory_is_about_to_come_back(m
 DISK, PIDS = "nodefs.available", "pid.available"
 
 
-def measured(world: World, reclaimed: Sequence[str] = (), **available: int) -> None:
+def measured(world: World, cleaned: bool = False, **available: int) -> None:
     """The helper reports figures: of the disk and of process ids, which are short below 10."""
     names = {"disk": DISK, "pids": PIDS}
     seen = {names[name]: [left, 100, world.now_ns] for name, left in available.items()}
-    world.decider.take_disk_figures(DiskFigures(seen, dict.fromkeys(seen, PODS[:2]), {}, reclaimed))
+    world.decider.take_disk_figures(DiskFigures(seen, dict.fromkeys(seen, PODS[:2]), {}, cleaned))
 
 
 def test_what_an_evicted_pod_leaves_on_the_disk_costs_no_other_until_it_has_settled(make: Make) -> None:
@@ -134,7 +134,7 @@ def test_what_an_evicted_pod_leaves_on_the_disk_costs_no_other_until_it_has_sett
     world.end(0, fires=False)
     world.put(2, 0, 10, "Burstable", False, 1)
     world.wait(1)
-    world.decider.take_disk_figures(DiskFigures({DISK: [5, 100, world.now_ns]}, {DISK: [PODS[2]]}, {}, []))
+    world.decider.take_disk_figures(DiskFigures({DISK: [5, 100, world.now_ns]}, {DISK: [PODS[2]]}, {}, False))
     assert [(one.signal, one.pod) for one in world.sent[2:]] == [(DISK, PODS[2])]
 
 
@@ -147,13 +147,13 @@ def test_the_node_is_cleaned_up_before_a_pod_goes(make: Make, how: str) -> None:
     for _ in range(2):
         measured(world, disk=5)
         world.wait(SECOND)
-    assert (asked, world.sent) == ([Reclaim(DISK, ("DeleteUnusedImages",))], [])
+    assert (asked, world.sent) == ([Reclaim(DISK)], [])
     if how == "lost":
         world.decider._disks.forget()
         measured(world, disk=5)
         assert len(asked) == 2
         world.wait(1)
-    measured(world, ["DeleteUnusedImages"], disk=50 if how == "reported" else 5)
+    measured(world, True, disk=50 if how == "reported" else 5)
     assert [one.pod for one in world.sent] == ([] if how == "reported" else [PODS[0]])
 
 

@@ -49,7 +49,7 @@ def test_a_full_disk_from_its_crossing_to_its_clearing(bench: Bench) -> None:
     assert list(message.observations) == [both[0], "imagefs.inodesFree", both[1]]
     assert message.observations[both[0]][:2] == [3 * MI, SIZE]
     assert message.orders == {signal: ["uid-b", "uid-a", "uid-c"] for signal in both}
-    assert (message.violations, message.reclaimed) == ({}, [])
+    assert (message.violations, message.cleaned) == ({}, False)
     stats = watch.pod_stats("uid-b")
     assert stats.ephemeral_storage() == 3 * MI
     assert watch.pod_stats("uid-static") is None

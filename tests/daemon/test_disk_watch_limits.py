@@ -53,7 +53,7 @@ def test_a_pod_over_its_limit_is_reported_although_there_is_no_threshold(bench: 
     bench.add(pod("critical", container(limits=LIMIT), priority=2_000_000_000), 2 * MI)
     bench.add(pod("unlimited"), MI)
     watch.pods_changed()
-    assert bench.next() == DiskFigures({}, {}, {"uid-over": OVER}, [])
+    assert bench.next() == DiskFigures({}, {}, {"uid-over": OVER}, False)
     live.until(lambda: watch.pod_stats("uid-under"), "the other pod")
     assert watch.pod_stats("uid-critical") is None
     assert watch.pod_stats("uid-unlimited") is None
@@ -104,27 +104,29 @@ def cleaned_up(watch: disk_watch.DiskWatch) -> dict[tuple[str, ...], float]:
     return {(one.name.removeprefix("outrace_reclaim_"), *one.labels.values()): one.value for one in samples}
 
 
-@pytest.mark.parametrize(("enforce", "given"), [(True, True), (False, True), (True, False)])
-def test_a_clean_up_is_reported_with_the_disks_after_it(bench: Bench, enforce: bool, given: bool) -> None:
-    junk, runs = bench.node / "junk", enforce and given
+def test_a_clean_up_is_reported_with_the_disks_after_it(bench: Bench) -> None:
+    junk = bench.node / "junk"
     junk.write_bytes(bytes(4 * MI))
-    command = ("rm", str(junk)) if given else ()
-    watch = bench.open({"nodefs.available": "6Mi"}, enforce=enforce, reclaim_images=command)
+    watch = bench.open({"nodefs.available": "6Mi"}, enforce=True, reclaim_images=("rm", str(junk)))
     before = bench.next()
     assert before.observations["nodefs.available"][:2] == [4 * MI, SIZE]
     watch.reclaim()
-    message = bench.until(lambda m: m.reclaimed)
-    assert message.reclaimed == [DELETE_IMAGES]
-    assert message.observations["nodefs.available"][:2] == [SIZE if runs else 4 * MI, SIZE]
+    message = bench.until(lambda m: m.cleaned)
+    assert message.observations["nodefs.available"][:2] == [SIZE, SIZE]
     assert message.observations["nodefs.available"][2] > before.observations["nodefs.available"][2]
-    assert junk.exists() != runs
-    assert [text for _, text, _ in bench.log.lines] == (["clean-up done"] if runs else [])
+    assert [text for _, text, _ in bench.log.lines] == ["clean-up done"]
     once = {("runs_total", DELETE_IMAGES, DONE): 1.0}
-    assert cleaned_up(watch) == (once if runs else {})
-    if runs:
-        watch.reclaim()  # now there is nothing to remove
-        live.until(lambda: watch.cleanups[FAILED], "the next one")
-        assert cleaned_up(watch) == {**once, ("runs_total", DELETE_IMAGES, FAILED): 1.0}
+    assert cleaned_up(watch) == once
+    watch.reclaim()  # now there is nothing to remove
+    live.until(lambda: watch.cleanups[FAILED], "the next one")
+    assert cleaned_up(watch) == {**once, ("runs_total", DELETE_IMAGES, FAILED): 1.0}
+
+
+@pytest.mark.parametrize("command", [("touch", "/nonexistent"), ()])
+def test_observing_and_without_a_command_nothing_is_cleaned_up(bench: Bench, command: tuple[str, ...]) -> None:
+    watch = bench.open({}, start=False, enforce=not command, reclaim_images=command)
+    watch.reclaim()
+    assert watch._cleaner is None
 
 
 def test_closing_kills_a_clean_up(bench: Bench, tmp_path: Path) -> None:

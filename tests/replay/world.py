@@ -184,7 +184,7 @@ class World:
                 observations={name: [available * MIB, 100 * MIB, stamp] for name in DISKS},
                 orders={name: [PODS[i] for i in order] for name in DISKS},
                 violations={PODS[i]: f"too much in {i}" for i in over},
-                reclaimed=[],
+                cleaned=False,
             )
         )
 
