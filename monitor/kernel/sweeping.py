@@ -34,7 +34,7 @@ class Stepwise(ABC):
     """Work in stretches that `steps` gives; see `Sweeper`."""
 
     number = 0  # of the sweep that runs or ran last
-    given_up = 0  # sweeps that did not come to their end
+    has_failed = False  # the last one did not come to its end
     took_ns = 0  # CPU time of the thread, of the last complete one
     longest_turn_ns = 0  # of all turns
     _going: Iterator[bool] | None = None
@@ -62,7 +62,7 @@ class Stepwise(ABC):
         compared with nothing, until it is complete.
         """
         self._going = self.steps(forget)
-        self._took_ns = 0
+        self._took_ns, self.has_failed = 0, False
 
     def turn(self, budget_ns: int = _EVER_NS, between: Callable[[], object] | None = None) -> bool:
         """Go on for ``budget_ns``, at least by one stretch; whether the sweep came to its end, or was given up.
@@ -73,7 +73,7 @@ class Stepwise(ABC):
         began, cpu = time.monotonic_ns(), time.thread_time_ns()
         going, over = self._going, True
         for n, failed in enumerate(going, 1):
-            self.given_up += failed
+            self.has_failed |= failed
             if between is not None and n % _STRETCH == 0:
                 between()
                 if self._going is not going:
@@ -89,13 +89,11 @@ class Stepwise(ABC):
             self.took_ns = self._took_ns
         return over
 
-    def run(self, between: Callable[[], object] | None = None) -> int:
+    def run(self) -> int:
         """One complete sweep; its number. Raises MonitorError where cgroups vanish too fast for one."""
-        given_up = self.given_up
         self.begin()
-        while not self.turn(between=between):
-            pass
-        if self.given_up != given_up:
+        self.turn()
+        if self.has_failed:
             raise MonitorError("memory cgroups vanish faster than they can be counted", "report this")
         return self.number
 

@@ -212,12 +212,11 @@ class Gauge:
         complete.
         """
         sweeper = self._sweeper
-        given_up = sweeper.given_up
         over = sweeper.turn(budget_ns, between)
         self._stats.set("sweep_turn_max_ns", sweeper.longest_turn_ns)
         if not over:
             return False
-        if sweeper.given_up != given_up:
+        if sweeper.has_failed:
             self._stats.add("sweeps_given_up")
             self._failed += 1
             if self._failed >= _FAILURES:
