@@ -180,10 +180,8 @@ def _measured(resolved: Resolved) -> tuple[Resolved, Node]:
             capacity[space] = measured.capacity
             if measured.inodes is not None:
                 capacity[inodes] = measured.inodes
-    layout, kept = DiskLayout(run_config.layout_image_fs), resolved.reserved
-    return resolved._replace(config=run_config), Node(
-        capacity, kept["systemReserved"], kept["kubeReserved"], layout, huge_pages
-    )
+    layout = DiskLayout(run_config.layout_image_fs)
+    return resolved._replace(config=run_config), Node(capacity, layout, huge_pages)
 
 
 def _memory(run_config: RunConfig) -> tuple[dict[str, int], int]:

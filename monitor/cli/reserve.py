@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from monitor.cli.output import Columns, emit, format_bytes, table, table_lines, yaml_lines
 from monitor.errors import ConfigError
 from monitor.policy import cce
-from monitor.policy.configuration import HARD
+from monitor.policy.configuration import HARD, Settings
 from monitor.policy.errors import PolicyError
 from monitor.policy.quantity import Quantity
 from monitor.policy.signals import MEMORY, OWN_SIGNALS
@@ -39,9 +39,6 @@ from monitor.policy.sizing import (
 from monitor.policy.thresholds import DEFAULT_HARD
 from monitor.race.reaction import REACTIONS, survived
 from monitor.race.units import rate
-
-if TYPE_CHECKING:
-    from monitor.settings.read import Resolved
 
 KUBELET, CCE_V1, CCE_V2 = "kubelet", "cce-v1", "cce-v2"
 #: The resources, the option (and, with _, the key of the JSON) that each has, and its unit.
@@ -127,7 +124,7 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
                 f"{entry[1]}: {signal} is outrace's own: a kubelet does not start with it", f"write {MEMORY}<QUANTITY"
             )
     enforce = resolved.config.enforce_node_allocatable
-    sizings = _sizings(node, partial(_kubelet_terms, resolved), "pods" in enforce)
+    sizings = _sizings(node, partial(_kubelet_terms, resolved.settings), "pods" in enforce)
     notes = [
         f"{origin}: naming one hard threshold switches {signal} off; name that too, or set mergeDefaultEvictionSettings"
         for signal, origin in resolved.settings.switched_off.items()
@@ -138,10 +135,8 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
     return sizings, made, notes, resolved.config.huge_pages_apart
 
 
-def _kubelet_terms(resolved: Resolved, resource: str, capacity: int) -> list[Term]:
-    settings = resolved.settings
-    entries = {field: settings.maps[field] for field in (SYSTEM, KUBE)}
-    terms = kubelet_terms(resource, capacity, resolved.reserved, entries, settings.thresholds())
+def _kubelet_terms(settings: Settings, resource: str, capacity: int) -> list[Term]:
+    terms = kubelet_terms(resource, capacity, settings)
     for term in terms:
         if term.amount < 0:  # `nan%`, which a kubelet takes: the smallest integer of 64 bits
             raise ConfigError(

@@ -9,10 +9,11 @@ from typing import Any
 from monitor.policy import configuration as conf
 from monitor.policy import signals as sig
 from monitor.policy.configuration import Effective, Settings, Source
+from monitor.policy.errors import PolicyError
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.quantity import BINARY_SI, Quantity, shown
 from monitor.policy.releases import CURRENT, Era
-from monitor.policy.sizing import reserve
+from monitor.policy.sizing import BYTES, DISK, MEMORY_RESOURCE, kubelet_terms, size
 from monitor.policy.thresholds import Threshold
 
 MAX_GRACE = "evictionMaxPodGracePeriod"
@@ -26,13 +27,11 @@ _LEAST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Node:
-    """What is known of the node: capacities by signal (bytes, inodes or pids; absent: not known), what is reserved by
-    resource, the layout of its disks, and bytes in huge pages.
+    """What is known of the node: capacities by signal (bytes, inodes or pids; absent: not known), the layout of its
+    disks, and bytes in huge pages.
     """
 
     capacity: Mapping[str, int] = field(default_factory=dict)
-    system_reserved: Mapping[str, Quantity] = field(default_factory=dict)
-    kube_reserved: Mapping[str, Quantity] = field(default_factory=dict)
     layout: DiskLayout = SINGLE_DISK
     huge_pages: int = 0
 
@@ -52,7 +51,7 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
         *_units(settings, own, node),
         *_each(thresholds, _below_huge_pages, node, rules),
         *_soft_below_hard(thresholds, node),
-        *_exceeded(thresholds, node, rules),
+        *_exceeded(settings, node, rules),
         *_grace_and_notification(settings, thresholds),
     ]
 
@@ -192,21 +191,15 @@ def _below(soft: Threshold, hard: Threshold, capacity: int | None) -> bool:
     return False
 
 
-def _exceeded(thresholds: Sequence[Effective], node: Node, rules: Era) -> Iterator[str]:
-    capacity = {}
-    if sig.MEMORY in node.capacity:
-        apart = node.huge_pages if rules.huge_pages_apart else 0  # what is reserved is kept from the whole memory
-        capacity["memory"] = Quantity.of_bytes(node.capacity[sig.MEMORY] + apart)
-    if sig.NODEFS in node.capacity:
-        capacity["ephemeral-storage"] = Quantity.of_bytes(node.capacity[sig.NODEFS])
-    hard = [e.threshold for e in thresholds if e.threshold.hard]
-    reservation = reserve(capacity, node.system_reserved, node.kube_reserved, hard)
-    for resource in reservation.exceeded:
-        yield (
-            f"{resource}: system-reserved, kube-reserved and the hard threshold add up to "
-            f"{reservation.reserved[resource]}, more than the capacity of {capacity[resource]}; "
-            "a kubelet would not start: lower one of them"
-        )
+def _exceeded(settings: Settings, node: Node, rules: Era) -> Iterator[str]:
+    apart = node.huge_pages if rules.huge_pages_apart else 0  # what is reserved is kept from the whole memory
+    for signal, resource, more in ((sig.MEMORY, MEMORY_RESOURCE, apart), (sig.NODEFS, DISK, 0)):
+        if (capacity := node.capacity.get(signal)) is None:
+            continue
+        try:
+            size(resource, BYTES, capacity + more, kubelet_terms(resource, capacity + more, settings))
+        except PolicyError as error:
+            yield f"{resource}: {error}; lower one of them"
 
 
 def _grace_and_notification(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
-from monitor.policy.configuration import HARD, Effective, Given
+from monitor.policy.configuration import HARD, Settings
 from monitor.policy.errors import PolicyError
-from monitor.policy.pods import Quantities
-from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.quantity import Quantity
 from monitor.policy.signals import MEMORY, NODEFS
-from monitor.policy.thresholds import LESS_THAN, Threshold
 from monitor.policy.translate import API_VERSION, KIND
 
 BYTES, MILLICORES = "bytes", "millicores"
@@ -79,30 +77,24 @@ def size(resource: str, unit: str, capacity: int, terms: Iterable[Term], enforce
     return sizing
 
 
-def kubelet_terms(
-    resource: str,
-    capacity: int,
-    reserved: Mapping[str, Mapping[str, Quantity]],
-    entries: Mapping[str, Mapping[str, Given]],
-    hard: Sequence[Effective] = (),
-) -> list[Term]:
-    """What a kubelet keeps back of a resource; ``reserved``, ``entries``: amounts, and where from, by field."""
+def kubelet_terms(resource: str, capacity: int, settings: Settings, unit: int = 0) -> list[Term]:
+    """What a kubelet with these settings keeps back of a resource. ``unit``: of the terms, in 1e-9; 0: bytes or
+    millicores.
+    """
     terms = []
+    unit = unit or (10**6 if resource == CPU else 10**9)
     for field in (SYSTEM, KUBE):
-        quantity = reserved[field].get(resource)
-        if quantity is not None:
-            unit = 10**6 if resource == CPU else 10**9
-            text, origin = entries[field][resource]
-            name, rule = f"{field} {resource}", f"{resource}={text} ({origin})"
-            terms.append(Term.rounded_up(field, name, Fraction(quantity.nanos, unit), rule))
-    for found in hard:
+        if (entry := settings.maps[field].get(resource)) is not None:
+            name, rule = f"{field} {resource}", f"{resource}={entry.value} ({entry.origin})"
+            terms.append(Term.rounded_up(field, name, Fraction(Quantity.parse(entry.value).nanos, unit), rule))
+    for found in settings.thresholds():
         threshold = found.threshold
-        if not threshold.hard or _RESERVING.get(threshold.signal) != resource or threshold.operator != LESS_THAN:
+        if not threshold.hard or _RESERVING.get(threshold.signal) != resource:
             continue
         percent = threshold.value.quantity is None
         rule = f"{threshold.signal}<{found.text} ({found.origin})"
         rule += ", a percentage of the capacity" if percent else ""
-        amount = threshold.value.shown(capacity).value
+        amount = -(-threshold.value.shown(capacity).nanos // unit)
         terms.append(Term(EVICTION, threshold.signal, amount, rule, DOWN if percent else EXACT))
     return terms
 
@@ -137,33 +129,3 @@ def kubelet_configuration(
     if max_pods is not None:
         made["maxPods"] = max_pods
     return made
-
-
-# as a kubelet computes it, with quantities
-
-
-class Reservation(NamedTuple):
-    """By resource: `pods_limit` of kubepods; `reserved` off Allocatable, without zeros; `exceeded`: too much."""
-
-    pods_limit: Mapping[str, Quantity]
-    reserved: Mapping[str, Quantity]
-    exceeded: tuple[str, ...]
-
-
-def reserve(
-    capacity: Quantities, system: Quantities, kube: Quantities, hard_thresholds: Iterable[Threshold]
-) -> Reservation:
-    """Capacity less what is reserved for the system, for Kubernetes and by hard thresholds (not off the limit)."""
-    evicted_for = {
-        _RESERVING[t.signal]: t.value.shown(capacity.get(_RESERVING[t.signal], ZERO).value)
-        for t in hard_thresholds
-        if t.signal in _RESERVING and t.operator == LESS_THAN
-    }
-    limits, reserved = {}, {}
-    for name, amount in capacity.items():
-        kept = system.get(name, ZERO) + kube.get(name, ZERO)
-        limits[name] = max(amount - kept, ZERO)
-        kept = kept + evicted_for.get(name, ZERO)
-        if not kept.is_zero:
-            reserved[name] = kept
-    return Reservation(limits, reserved, tuple(name for name, kept in reserved.items() if kept > capacity[name]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ from monitor.pods.spec import AUTO, CGROUPS, CLUSTER, check_spec
 from monitor.policy import configuration
 from monitor.policy.configuration import DEFAULT, HARD, SOFT_GRACE, Given, Settings, Source
 from monitor.policy.errors import PolicyError
-from monitor.policy.quantity import ZERO, Quantity
+from monitor.policy.quantity import Quantity
 from monitor.policy.releases import CURRENT, GATES, HUGE_PAGES_GATE, KUBELET_1_36, Era, era
 from monitor.policy.signals import GONE, MEMORY, OWN_SIGNALS
 from monitor.settings import files, values
@@ -35,13 +35,12 @@ _OF_A_CLUSTER = (("evict_by", "--evict-by", "api", "kill"), ("node_taints", "--n
 
 
 class Resolved(NamedTuple):
-    """A configuration, and what it was made of: for those who explain it. `reserved`: what the node keeps from its
-    pods, by resource. `drop_ins`: those that were applied, in order.
+    """A configuration, and what it was made of: for those who explain it. `drop_ins`: those that were applied, in
+    order.
     """
 
     config: RunConfig
     settings: Settings
-    reserved: Mapping[str, Mapping[str, Quantity]]
     drop_ins: tuple[Source, ...]
 
 
@@ -138,12 +137,11 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
     if "listen" in found:
         found["listen_host"], found["listen_port"] = found.pop("listen")
     settle_mode(found, origins)
-    reserved = _reserved(settings)
-    found["system_reserved"], found["kube_reserved"] = (of.get("memory", ZERO).value for of in reserved.values())
+    found["system_reserved"], found["kube_reserved"] = _reserved(settings)
     config = RunConfig(**found, origins=origins, inputs=_to_inputs(settings, drop_ins))
     check_mode(config)
     _check_thresholds(config, settings, rules, {given.origin for given in own.values()})
-    return Resolved(config, settings, reserved, drop_ins)
+    return Resolved(config, settings, drop_ins)
 
 
 def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
@@ -189,7 +187,7 @@ def resolved_again(config: RunConfig) -> Resolved:
     except (LookupError, TypeError, AttributeError):
         problem = "the running daemon's configuration is another release's"
         raise ConfigError(problem, "restart the daemon, or look without it: --no-daemon") from None
-    return Resolved(config, settings, _reserved(settings), drop_ins)
+    return Resolved(config, settings, drop_ins)
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
@@ -253,18 +251,18 @@ def _has_nul(value: Any) -> bool:
     return any(map(_has_nul, value)) if isinstance(value, list | tuple) else isinstance(value, str) and "\0" in value
 
 
-def _reserved(settings: Settings) -> dict[str, dict[str, Quantity]]:
-    """What the system keeps, and Kubernetes itself."""
-    amounts: dict[str, dict[str, Quantity]] = {}
+def _reserved(settings: Settings) -> Iterator[int]:
+    """Bytes of memory that the system keeps, and Kubernetes itself. Every resource is checked."""
     for key in (configuration.SYSTEM_RESERVED, configuration.KUBE_RESERVED):
-        amounts[key] = {}
+        memory = 0
         for name, (amount, origin) in settings.maps[key].items():
             try:
-                amounts[key][name] = values.reserved(name, amount)
+                quantity = values.reserved(name, amount)
             except ValueError as error:
                 remedy = _remedy(str(error)).partition(", or a percentage")[0]  # no part of a capacity can be reserved
                 raise ConfigError(f"{origin}: {name}: {amount}: {error}", remedy) from None
-    return amounts
+            memory = quantity.value if name == "memory" else memory
+        yield memory
 
 
 def _check_thresholds(config: RunConfig, settings: Settings, rules: Era, ours: Collection[str]) -> None:

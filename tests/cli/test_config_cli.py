@@ -156,7 +156,7 @@ def test_node_cgroup() -> None:
         assert [t["capacity"] for t in data["thresholds"][:2]] == [64 << 20, 63 << 20]
         met = [line for line in data["warnings"] if "is always met" in line]
         assert len(met) == 2  # the default of 100Mi, and its copy
-        assert any("a kubelet would not start" in line for line in data["warnings"])
+        assert any("a kubelet does not start" in line for line in data["warnings"])
     code, out, err = output_of("show", "--node-cgroup", "outrace-test-missing")
     assert (code, out) == (2, "")
     assert "outrace-test-missing" in err

@@ -7,7 +7,6 @@ import pytest
 
 from monitor.policy.configuration import Given, Source, in_force
 from monitor.policy.findings import Node, findings
-from monitor.policy.quantity import Quantity
 from monitor.policy.releases import CURRENT, ERAS, era
 from monitor.policy.thresholds import DEFAULT_HARD
 
@@ -46,9 +45,9 @@ def test_a_line_below_huge_pages_is_never_met_before_1_37(text: str, gib: int, l
 
 def test_what_is_reserved_is_of_the_whole_memory() -> None:
     """9 GiB of 10, and 100Mi: with 2 GiB in huge pages, which leave a capacity of 8 GiB."""
-    node = Node({"memory.available": 8 * GI}, {"memory": Quantity.parse("9Gi")}, huge_pages=2 * GI)
-    assert not [line for line in found(node) if "would not start" in line]
-    assert [line for line in found(replace(node, huge_pages=GI)) if "would not start" in line]
+    node, kept = Node({"memory.available": 8 * GI}, huge_pages=2 * GI), {"systemReserved": {"memory": "9Gi"}}
+    assert not [line for line in found(node, **kept) if "does not start" in line]
+    assert [line for line in found(replace(node, huge_pages=GI), **kept) if "does not start" in line]
 
 
 @pytest.mark.parametrize(
@@ -203,8 +202,7 @@ def test_met_by_definition() -> None:
 
 @pytest.mark.parametrize(("kept", "reported"), [("5Gi", False), ("9Gi", False), ("9217Mi", True)])
 def test_more_reserved_than_there_is(kept: str, reported: bool) -> None:
-    node = Node(MACHINE.capacity, {"memory": Quantity.parse(kept)}, {"cpu": Quantity.parse("99")})
-    lines = found(node, evictionHard={**ALL, "memory.available": "1Gi"})
-    assert [line.startswith("memory: system-reserved, kube-reserved and the hard threshold") for line in lines] == (
-        [True] if reported else []
-    )
+    reserved = {"systemReserved": {"memory": kept}, "kubeReserved": {"cpu": "99"}}
+    lines = found(evictionHard={**ALL, "memory.available": "1Gi"}, enforceNodeAllocatable=["none"], **reserved)
+    why = f"memory: {kept} (systemReserved memory) + 1Gi (memory.available) is more than the capacity of 10Gi: "
+    assert lines == ([f"{why}a kubelet does not start; lower one of them"] if reported else [])

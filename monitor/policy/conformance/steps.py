@@ -9,7 +9,7 @@ from typing import Any
 
 from monitor.policy import qos
 from monitor.policy.compat import INT64_MIN, KUBELET, int64
-from monitor.policy.configuration import THRESHOLDS
+from monitor.policy.configuration import HARD, THRESHOLDS, Source, in_force
 from monitor.policy.errors import PolicyError
 from monitor.policy.eviction_pass import PassConfig, run_pass
 from monitor.policy.gosyntax import parse_float32
@@ -18,7 +18,7 @@ from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.quantity import Quantity, shown
 from monitor.policy.resources import pod_request, with_gate_off
 from monitor.policy.signals import ALLOCATABLE_MEMORY, CONDITION, CONTAINERFS, CONTAINERFS_INODES, Observation
-from monitor.policy.sizing import reserve
+from monitor.policy.sizing import EVICTION, KUBE, SYSTEM, Sizing, kubelet_terms
 from monitor.policy.stats import PodStats, Summary
 from monitor.policy.thresholds import LESS_THAN, Threshold, ThresholdValue, parse_thresholds
 from monitor.policy.victims import DECIDING, rank_pods
@@ -100,16 +100,17 @@ def threshold_quantity(given: Case, answer: Any) -> Pair:
 
 def node_allocatable(given: Case, answer: Any) -> Pair:
     """The limit of kubepods and the reservation, in thousandths; whether more is reserved than there is."""
-    capacity, system, kube = (
-        {name: Quantity.parse(str(text)) for name, text in (given.get(key) or {}).items()}
-        for key in ("capacity", "systemReserved", "kubeReserved")
-    )
-    hard = parse_thresholds(given.get("evictionHard") or {})
-    found = reserve(capacity, system, kube, hard)
+    settings = in_force(Source("", {key: given.get(key) or {} for key in (SYSTEM, KUBE, HARD)}))
+    sizings = []
+    for name, text in given["capacity"].items():
+        capacity = Quantity.parse(text)
+        terms = kubelet_terms(name, capacity.value, settings, unit=10**6)
+        sizings.append(Sizing(name, "milli", capacity.int64(3), tuple(terms)))
+    kept = {sizing: sizing.of(SYSTEM, KUBE, EVICTION) for sizing in sizings}
     got = {
-        "podsCgroupLimitMilli": {name: str(q.int64(3)) for name, q in found.pods_limit.items()},
-        "reservationMilli": {name: str(q.int64(3)) for name, q in found.reserved.items()},
-        "validationError": bool(found.exceeded),
+        "podsCgroupLimitMilli": {sizing.resource: str(int64(max(0, sizing.pods_limit))) for sizing in sizings},
+        "reservationMilli": {sizing.resource: str(int64(amount)) for sizing, amount in kept.items() if amount},
+        "validationError": any(amount > sizing.capacity for sizing, amount in kept.items()),
     }
     return got, {**answer, "validationError": bool(answer["validationError"])}
 
