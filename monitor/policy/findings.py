@@ -19,8 +19,6 @@ from monitor.policy.thresholds import Threshold
 MAX_GRACE = "evictionMaxPodGracePeriod"
 #: More inodes than ordinary disks have, so many that are bytes if written as 1Mi, and bytes for each inode of ext4.
 _MOST_INODES, _AS_BYTES, _OF_AN_INODE = 1 << 25, 1 << 20, 1 << 14
-#: Of process ids (PID_MAX_LIMIT).
-_MOST_PIDS = 1 << 22
 #: A threshold of fewer bytes has lost its unit: the kernel keeps more for itself (min_free_kbytes).
 _LEAST_BYTES = 1 << 20
 
@@ -125,7 +123,7 @@ def _never_reclaimed(settings: Settings, thresholds: Sequence[Effective], node: 
 
 
 def _units(settings: Settings, thresholds: Sequence[Effective], node: Node) -> Iterator[str]:
-    """Inodes or process ids as if they were bytes, and bytes without a unit."""
+    """Inodes as if they were bytes, where the node's are not known, and bytes without a unit."""
     written = [
         (e.origin, e.threshold.signal, e.text, e.threshold.value.quantity, "always met", "met too late")
         for e in thresholds
@@ -139,21 +137,13 @@ def _units(settings: Settings, thresholds: Sequence[Effective], node: Node) -> I
         if quantity is None:
             continue
         resource, amount = sig.RESOURCE.get(name, name), quantity.value
-        if name not in node.capacity and (why := _too_many(quantity, resource, many)):
-            yield f"{origin}: {name}: {text} is {amount:,} {resource}, {why}"
+        least = _AS_BYTES - 1 if quantity.format == BINARY_SI else _MOST_INODES
+        if resource == "inodes" and name not in node.capacity and amount > least:
+            disks = f"ordinary disks (below {amount * _OF_AN_INODE >> 30:,} GiB)"
+            advice = "write a number as 500k, or a percentage"
+            yield f"{origin}: {name}: {text} is {amount:,} inodes, not bytes: {many} on {disks}; {advice}"
         elif resource in sig.IN_BYTES and 0 < amount < _LEAST_BYTES:
             yield f"{origin}: {name}: {text} is {amount:,} bytes: {few}; write a unit, as in 100Mi"
-
-
-def _too_many(quantity: Quantity, resource: str, what: str) -> str:
-    """What follows from so many inodes or process ids; "" where a node may have them."""
-    amount = quantity.value
-    if resource == "inodes" and amount > (_AS_BYTES - 1 if quantity.format == BINARY_SI else _MOST_INODES):
-        disks = f"ordinary disks (below {amount * _OF_AN_INODE >> 30:,} GiB)"
-        return f"not bytes: {what} on {disks}; write a number as 500k, or a percentage"
-    if resource == "pids" and amount > _MOST_PIDS:
-        return f"more than Linux has: {what}, and pods are evicted for ever; write a number as 1k"
-    return ""
 
 
 def _below_huge_pages(e: Effective, node: Node, rules: Era) -> str:
