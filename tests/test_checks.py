@@ -124,7 +124,7 @@ def gaps(second: str) -> Iterator[str]:
     return way.gaps(steps)
 
 
-RESERVE, PROVEN = "monitor/policy/sizing.py: reserve", "tests/test_checks.py::test_the_way_has_no_gap"
+RESERVE, PROVEN = "monitor/policy/sizing.py: size", "tests/test_checks.py::test_the_way_has_no_gap"
 
 
 @pytest.mark.parametrize(
