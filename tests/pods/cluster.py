@@ -17,6 +17,7 @@ from monitor.kube.retry import BackOff
 from monitor.pods.cluster_source import ClusterSource
 from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodCache, PodFeed
 from monitor.pods.model import Change, Within
+from tests.kube import fake_apiserver
 from tests.kube.fake_apiserver import FakeApiServer
 from tests.kube.fake_kubelet import FakeKubelet
 from tests.waiting import until
@@ -28,21 +29,12 @@ Object = dict[str, Any]
 def a_pod(name: str, uid: str = "", *, namespace: str = "shop", priority: int = 0, memory: str = "64Mi") -> Object:
     """A Running pod of one container, as an API server serves it."""
     uid = uid or str(uuid.uuid4())
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "uid": uid, "resourceVersion": "7"},
-        "spec": {
-            "nodeName": NODE,
-            "priority": priority,
-            "containers": [{"name": "main", "resources": {"requests": {"memory": memory}}}],
-        },
-        "status": {
-            "phase": "Running",
-            "qosClass": "Burstable",
-            "containerStatuses": [{"name": "main", "containerID": f"containerd://{uid.replace('-', '')}"}],
-        },
-    }
+    statuses = [{"name": "main", "containerID": f"containerd://{uid.replace('-', '')}"}]
+    made = fake_apiserver.pod(name, NODE, namespace, qosClass="Burstable", containerStatuses=statuses)
+    made["metadata"] |= {"uid": uid, "resourceVersion": "7"}
+    resources = {"requests": {"memory": memory}}
+    made["spec"] |= {"priority": priority, "containers": [{"name": "main", "resources": resources}]}
+    return made
 
 
 def uid_of(pod: Object) -> str:

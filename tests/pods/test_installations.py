@@ -258,18 +258,6 @@ def test_neither_in_a_pod(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @root_only
-def test_a_link_of_root_to_a_users_file_is_refused(node: Path, tmp_path: Path) -> None:
-    install(node, "kubeadm")
-    users = tmp_path / "home"
-    users.mkdir()
-    config = node / "var/lib/kubelet/config.yaml"
-    config.rename(users / "config.yaml")
-    os.chown(users, NOBODY, -1)
-    config.symlink_to(users / "config.yaml")
-    assert f"{users} belongs to user {NOBODY}; chown root {users}" in refusal("kubeadm")
-
-
-@root_only
 def test_of_a_refused_kubelet_nobody_is_asked_and_the_line_is_reported(
     node: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

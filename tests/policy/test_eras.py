@@ -304,9 +304,3 @@ def test_scores_of_the_other_classes() -> None:
             policy.oom_score_adj(burstable("a"), "x", GI)
         with pytest.raises(PolicyError, match="capacity 0"):
             policy.oom_score_adj(burstable("a"), "c", 0)
-
-
-@given(st.integers(1, 2**40), st.integers(1, 2**40))
-def test_old_scores_stay_in_their_bounds(asked: int, capacity: int) -> None:
-    one = burstable("a", str(asked))
-    assert 2 <= OLD.oom_score_adj(one, "c", capacity) <= 999
