@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from hypothesis import strategies as st
-
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.pods import Pod, pod_from_object
 from monitor.policy.releases import era
@@ -93,30 +91,3 @@ def ranked(
 ) -> list[Ranked]:
     known = {one.uid: one for one in map(PodStats, figures)}
     return rank_pods(signal, pods, known, layout, era(name))
-
-
-@st.composite
-def crowds(draw: st.DrawFn) -> tuple[list[Pod], list[dict[str, Any]]]:
-    """Up to five pods, and the figures of some of them."""
-    pods, figures = [], []
-    for name in draw(st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=5)):
-        requests = draw(st.sampled_from([{}, {"memory": "2"}, {"memory": "1500m", "ephemeral_storage": "3"}]))
-        limits = draw(st.sampled_from([{}, {"ephemeral-storage": "4"}]))
-        volumes = draw(st.sampled_from([[], [{"name": "v", "emptyDir": {"sizeLimit": "2"}}]]))
-        priority = draw(st.sampled_from([None, -1, 0, 7, 2 * 10**9]))
-        pods.append(pod(name, container(limits=limits, **requests), priority=priority, volumes=volumes))
-        if draw(st.booleans()):
-            small = st.integers(0, 5)
-            used = st.tuples(small, small)
-            figures.append(
-                stats(
-                    name,
-                    draw(st.none() | small),
-                    draw(st.none() | small),
-                    rootfs=draw(used),
-                    logs=draw(used),
-                    volumes={"v": draw(used)},
-                    ephemeral=draw(small),
-                )
-            )
-    return pods, figures

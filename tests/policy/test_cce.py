@@ -3,8 +3,7 @@
 import pytest
 
 from monitor.policy import cce
-from monitor.policy.cce import CONTAINERD, DOCKER, GIB, MIB
-from monitor.policy.errors import PolicyError
+from monitor.policy.cce import CONTAINERD, GIB, MIB
 from monitor.policy.sizing import BYTES, EXACT, KUBE, LVM, MEMORY_RESOURCE, SYSTEM, UP, Term, size
 
 
@@ -68,20 +67,6 @@ def test_v1_pods_by_number(pods: int, amount: int, band: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "pods", "runtime", "mebibytes"),
-    [
-        (16 * GIB, 110, CONTAINERD, (400, 400, 500, 550)),
-        (16 * GIB, 110, DOCKER, (400, 400, 500, 2200)),
-    ],
-)
-def test_v2(memory: int, pods: int, runtime: str, mebibytes: tuple[int, ...]) -> None:
-    *found, threshold = cce.memory_v2(memory, pods, runtime)
-    assert [term.amount for term in found] == [n * MIB for n in mebibytes]
-    assert [term.part for term in found] == [SYSTEM, SYSTEM, KUBE, KUBE]
-    assert threshold == cce.THRESHOLD
-
-
-@pytest.mark.parametrize(
     ("memory", "amount", "rounding"),
     [
         (GIB - 1, 26214400, UP),  # 25/1024 of a byte less than 25 MiB
@@ -130,9 +115,3 @@ def test_allocatable_of_a_node() -> None:
     v2 = [size(MEMORY_RESOURCE, BYTES, 16 * GIB, cce.memory_v2(16 * GIB, 110, runtime)) for runtime in cce.PER_POD]
     assert [found.allocatable for found in v2] == [12784 * MIB, 14434 * MIB]
     assert [found.pods_limit for found in v2] == [12884 * MIB, 14534 * MIB]
-
-
-def test_what_is_no_node_is_refused() -> None:
-    complaint = r"400Mi \(services of the system\) \+ 12800Ki \(kernel\) .* more than the capacity of 512Mi"
-    with pytest.raises(PolicyError, match=complaint):
-        size(MEMORY_RESOURCE, BYTES, GIB // 2, cce.memory_v2(GIB // 2, 10, CONTAINERD))
