@@ -2,7 +2,7 @@
 
 A kubelet's serving certificate often has no known CA: the kubelet makes its own. Ways to verify it, safest first:
 
-* `pinned`: it shows the very certificate that lies in its directory on this node (`PKI`), where only root can write.
+* `pinned`: it shows the very certificate that lies in its directory on this node, where only root can write.
   The default on the node; names and dates in the certificate do not matter.
 * `ca`: a CA file; the cluster's with `serverTLSBootstrap` and approved requests. The name is the node's.
 
@@ -13,8 +13,7 @@ certificate is checked, and there is no plain http (`readOnlyPort`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,50 +26,30 @@ from monitor.kube.transport import Transport
 T = TypeVar("T")
 
 PORT = 10250
-#: Where a kubelet has its certificates; the first is rotated (`serverTLSBootstrap`), the second its own.
-PKI = Path("/var/lib/kubelet/pki")
-SERVING = ("kubelet-server-current.pem", "kubelet.crt")
 #: Bytes of configz.
 _MAX_ANSWER = 1 << 20
 
 
-@dataclass(frozen=True)
-class KubeletTrust:
-    """How the kubelet is known; with nothing set its certificates in ``pki``. ``node_name`` is the name under a CA,
-    ``certificates`` are its `tlsCertFile`.
+def pinned(given: Sequence[Path], own: Sequence[Path], where: str = "kubelet") -> TlsSettings:
+    """By the certificates themselves: the kubelet's `tlsCertFile`, and those of its ``own`` that are there. Raises
+    ConfigError where there is none.
     """
-
-    certificates: tuple[Path, ...] = ()
-    ca: Path | None = None
-    node_name: str = ""
-    pki: Path = PKI
-
-    def paths(self) -> tuple[Path, ...]:
-        """Where what is known of it may be on this node."""
-        if self.ca is not None:
-            return (self.ca,)
-        return (*self.certificates, self.pki, *(self.pki / name for name in SERVING))
+    found = (*given, *filter(os.path.exists, own))
+    if not found:
+        raise ConfigError(
+            f"{where}: no certificate of a kubelet: there is no {' and no '.join(map(str, own))}",
+            "mount that directory, or give the CA that signed the kubelet's certificate",
+        )
+    return TlsSettings(pinned=tuple(Pem(f"{where}: certificate", path) for path in found))
 
 
 def kubelet_config(
-    url: str, trust: KubeletTrust, credentials: Credentials | None = None, where: str = "kubelet"
+    url: str, tls: TlsSettings, credentials: Credentials | None = None, where: str = "kubelet"
 ) -> ClusterConfig:
     """The kubelet at ``url``, as `https://127.0.0.1:10250`. Raises ConfigError."""
-    return ClusterConfig(parse_server(url, where, PORT), _tls(trust, where), credentials or fixed())
-
-
-def _tls(trust: KubeletTrust, where: str) -> TlsSettings:
-    if trust.ca is not None:
-        tls = TlsSettings(ca=Pem(f"{where}: CA", trust.ca), server_name=trust.node_name)
-    elif found := (*trust.certificates, *filter(os.path.exists, (trust.pki / name for name in SERVING))):
-        tls = TlsSettings(pinned=tuple(Pem(f"{where}: certificate", path) for path in found))
-    else:
-        raise ConfigError(
-            f"{where}: no certificate of a kubelet in {trust.pki}: there is no {' and no '.join(SERVING)}",
-            "mount that directory, or give the CA that signed the kubelet's certificate",
-        )
+    server = parse_server(url, where, PORT)
     tls.context()
-    return tls
+    return ClusterConfig(server, tls, credentials or fixed())
 
 
 class KubeletClient(Transport):

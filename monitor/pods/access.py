@@ -15,9 +15,9 @@ from typing import Any
 from monitor.errors import ConfigError, MonitorError
 from monitor.kube import kubeconfig
 from monitor.kube.client import PODS, ApiClient
-from monitor.kube.cluster import ClusterConfig, Credentials, in_cluster
+from monitor.kube.cluster import ClusterConfig, Credentials, Pem, TlsSettings, in_cluster
 from monitor.kube.errors import Forbidden, Unauthorized
-from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
+from monitor.kube.kubelet import KubeletClient, kubelet_config, pinned
 from monitor.owner import distrust_file
 from monitor.pods.feed import ApiServerFeed, KubeletFeed, PodCache, PodFeed
 from monitor.pods.installations import NodeKubelet, find_kubelet
@@ -52,10 +52,9 @@ class Access:
 
     def settled(self) -> dict[str, Any]:
         """Fields of a configuration with what was found; the service account of a pod is found by its environment."""
-        trust = self.kubelet.trust
-        flags = {"cert-dir": str(trust.pki), "hostname-override": self.node}
-        if trust.certificates:
-            flags["tls-cert-file"] = str(trust.certificates[0])
+        flags = {"cert-dir": str(self.kubelet.pki), "hostname-override": self.node}
+        if self.kubelet.certificates:
+            flags["tls-cert-file"] = str(self.kubelet.certificates[0])
         flags |= {key: value for key in ("address", "port") if (value := self.kubelet.setting(key))}
         if self.kubelet.kubeconfig is not None:
             flags["kubeconfig"] = str(self.kubelet.kubeconfig)  # no --kubeconfig: its exec plugin may not run
@@ -100,16 +99,18 @@ class Access:
 
     def kubelet_server(self, url: str = "", credentials: Credentials | None = None) -> ClusterConfig:
         """The kubelet at ``url`` ("": of this node). ConfigError."""
-        ca = Path(self.kubelet_ca) if self.kubelet_ca else None
-        if ca is not None:
-            trust = KubeletTrust(ca=ca, node_name=self.node)
-        elif self.kubelet.refused:
-            raise ConfigError(self.kubelet.refused)
-        else:
-            trust = self.kubelet.trust
-        for problem in filter(None, map(distrust_file, trust.paths())):
+        where, kubelet = "--pods kubelet", self.kubelet
+        if not self.kubelet_ca and kubelet.refused:
+            raise ConfigError(kubelet.refused)
+        ca = Path(self.kubelet_ca)
+        paths = (ca,) if self.kubelet_ca else (*kubelet.certificates, kubelet.pki, *kubelet.serving)
+        for problem in filter(None, map(distrust_file, paths)):
             raise ConfigError(f"the kubelet's certificate is not believed: {problem}")
-        return kubelet_config(url or self.kubelet.url, trust, credentials, "--pods kubelet")
+        if self.kubelet_ca:
+            tls = TlsSettings(ca=Pem(f"{where}: CA", ca), server_name=self.node)
+        else:
+            tls = pinned(kubelet.certificates, kubelet.serving, where)
+        return kubelet_config(url or kubelet.url, tls, credentials, where)
 
     def server(self, kind: str, argument: str) -> ClusterConfig:
         """What ``--pods kubelet[:URL]`` or ``apiserver`` names. ConfigError."""

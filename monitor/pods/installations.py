@@ -15,13 +15,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monitor import documents
 from monitor.owner import ChangeableError, check_alone, read_alone
-
-if TYPE_CHECKING:
-    from monitor.kube.kubelet import KubeletTrust
 
 #: Below which the paths of the table are.
 ROOT = Path("/")
@@ -73,13 +70,20 @@ class NodeKubelet:
         return f"https://{f'[{host}]' if ':' in host else host}:{self.setting('port') or 10250}"
 
     @property
-    def trust(self) -> KubeletTrust:
-        """Its own certificate, as it lies on this node."""
-        from monitor.kube.kubelet import PKI, KubeletTrust  # ssl takes 20 ms to import
+    def certificates(self) -> tuple[Path, ...]:
+        """The one that it was given to serve with."""
+        path = _absolute(self.setting("tlsCertFile", "tls-cert-file"))
+        return () if path is None else (path,)
 
-        pinned = self.setting("tlsCertFile", "tls-cert-file")
-        certificates = (Path(pinned),) if pinned.startswith("/") else ()
-        return KubeletTrust(certificates=certificates, pki=Path(self.flags.get("cert-dir") or PKI))
+    @property
+    def pki(self) -> Path:
+        """Where it has its own."""
+        return Path(self.flags.get("cert-dir") or _PKI[1])
+
+    @property
+    def serving(self) -> tuple[Path, ...]:
+        """Its own certificates; the first is rotated (`serverTLSBootstrap`), the second it made itself."""
+        return self.pki / "kubelet-server-current.pem", self.pki / "kubelet.crt"
 
     def setting(self, key: str, flag: str = "") -> str:
         """What is in force: the flag, else the last drop-in that says something, else the file; "" for nothing."""
@@ -177,7 +181,7 @@ def _kubelet(name: str, flags: dict[str, str]) -> NodeKubelet:
     kubeconfig, drop_ins = _absolute(flags.get("kubeconfig", "")), flags.get("config-dir", "")
     config_path = None if config is None else path
     found = NodeKubelet(name, flags, config_path, config or {}, None, _drop_ins(drop_ins), unread)
-    for path in filter(None, (kubeconfig, _absolute(drop_ins), *found.trust.paths())):
+    for path in filter(None, (kubeconfig, _absolute(drop_ins), *found.certificates, found.pki, *found.serving)):
         check_alone(path, mounted=False)
     return replace(found, kubeconfig=kubeconfig) if kubeconfig and os.path.isfile(kubeconfig) else found
 

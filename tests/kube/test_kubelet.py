@@ -9,8 +9,8 @@ import pytest
 
 from monitor.errors import ConfigError
 from monitor.kube import errors
-from monitor.kube.cluster import fixed
-from monitor.kube.kubelet import KubeletClient, KubeletTrust, kubelet_config
+from monitor.kube.cluster import Pem, TlsSettings, fixed
+from monitor.kube.kubelet import KubeletClient, kubelet_config, pinned
 from tests.kube import faults
 from tests.kube.fake_apiserver import pod
 from tests.kube.fake_kubelet import FakeKubelet
@@ -45,7 +45,7 @@ def kubelet(own: Pair) -> Iterator[FakeKubelet]:
 
 @pytest.fixture
 def client(kubelet: FakeKubelet, pki: Path, stop: threading.Event) -> Iterator[KubeletClient]:
-    made = KubeletClient(kubelet_config(kubelet.url, KubeletTrust(pki=pki), fixed("good")), stop)
+    made = KubeletClient(kubelet_config(kubelet.url, pinned((), [pki / "kubelet.crt"]), fixed("good")), stop)
     yield made
     made.close()
 
@@ -86,9 +86,11 @@ def test_a_certificate_that_was_rotated_is_known(
 
 def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Path) -> None:
     server = FakeKubelet(authority.issue("node-7").server_context())
-    right = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-7")))
+    right, wrong = (
+        KubeletClient(kubelet_config(server.url, TlsSettings(Pem("ca", authority.certificate), server_name=name)))
+        for name in ("node-7", "node-8")
+    )
     right.configz()
-    wrong = KubeletClient(kubelet_config(server.url, KubeletTrust(ca=authority.certificate, node_name="node-8")))
     with pytest.raises(errors.CertificateError):
         wrong.configz()
     right.close()
@@ -96,16 +98,19 @@ def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Pat
 
 
 def test_without_any_way_to_know_it_nothing_is_sent(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no certificate of a kubelet in .*; mount that directory, or give the CA"):
-        kubelet_config("https://127.0.0.1:10250", KubeletTrust(pki=tmp_path))
-    (tmp_path / "kubelet.crt").write_text("empty")
+    own = [tmp_path / "kubelet.crt"]
+    with pytest.raises(
+        ConfigError, match=r"no certificate of a kubelet: there is no .*; mount that directory, or give"
+    ):
+        pinned((), own)
+    own[0].write_text("empty")
     with pytest.raises(ConfigError, match="has no certificate"):
-        kubelet_config("https://127.0.0.1:10250", KubeletTrust(pki=tmp_path))
+        kubelet_config("https://127.0.0.1:10250", pinned((), own))
 
 
 def test_a_bad_url_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^--pods: "):
-        kubelet_config("127.0.0.1:10250", KubeletTrust(), where="--pods")
+        kubelet_config("127.0.0.1:10250", TlsSettings(), where="--pods")
 
 
 def test_refusals_name_the_missing_right(kubelet: FakeKubelet, client: KubeletClient) -> None:

@@ -130,7 +130,7 @@ def test_what_was_found_is_not_looked_for_again(
     config = RunConfig.from_json(config.to_json())
     monkeypatch.setattr(installations, "find_kubelet", lambda: pytest.fail("looked for"))
     again = Access.found(config)
-    assert (again.node, again.kubelet.trust.pki) == ("node-9", Path("/pki"))
+    assert (again.node, again.kubelet.pki) == ("node-9", Path("/pki"))
     assert again.kubelet.url == "https://127.0.0.1:4321"
     assert again.api_server()[0].server.port == api.port
 

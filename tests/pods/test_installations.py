@@ -115,9 +115,9 @@ def test_what_is_found(name: str, node_name: str, url: str, pki: str, drop_ins: 
     assert [content["evictionHard"] for _, content in found.drop_ins] == drop_ins
     assert (found.unread, found.refused) == ("", "")
     if pki:
-        assert found.trust.pki == node / pki
+        assert found.pki == node / pki
     else:
-        assert found.trust.certificates == (node / "data/agent/serving-kubelet.crt",)
+        assert found.certificates == (node / "data/agent/serving-kubelet.crt",)
         assert found.flags["eviction-hard"] == "memory.available<1Gi"
         made.unlink()  # a server with --disable-agent
         assert find_kubelet() == NodeKubelet()
@@ -137,7 +137,7 @@ def test_microk8s_and_its_variables(node: Path) -> None:
     found = find_kubelet()
     current = node / "var/snap/microk8s/current"
     assert (found.node_name, found.kubeconfig) == ("node-9", current / "credentials/kubelet.config")
-    assert (found.trust.pki, found.flags["unknown"]) == (current / "certs", "x")
+    assert (found.pki, found.flags["unknown"]) == (current / "certs", "x")
     assert found.flags["root-dir"] == str(node / "var/snap/microk8s/common/var/lib/kubelet")
     [*_, source] = kubelet_sources(Access(kubelet=found))
     hard = source.content["evictionHard"]
@@ -252,7 +252,7 @@ def test_neither_in_a_pod(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pki = node / "var/lib/kubelet/pki"
     pki.mkdir(parents=True)
     found = find_kubelet()
-    assert (found.installation, found.trust.pki, found.url) == (installations.POD, pki, "https://127.0.0.1:10250")
+    assert (found.installation, found.pki, found.url) == (installations.POD, pki, "https://127.0.0.1:10250")
     os.chown(pki, NOBODY, -1)
     assert f"{pki} belongs to user {NOBODY}; chown root {pki}" in refusal(installations.POD)
 
