@@ -21,10 +21,7 @@ HIERARCHY = cgroupfs.detect()
 pytestmark = pytest.mark.kernel
 
 
-@pytest.fixture
-def node() -> Iterator[Path]:
-    with live.cgroup("compared", 100 * MIB) as path:
-        yield path
+node = live.fixture(live.cgroup, "compared", 100 * MIB)
 
 
 Watches = Callable[..., list[Watch]]

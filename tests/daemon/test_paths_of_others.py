@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,14 @@ from monitor.link.daemon_socket import SOCKET
 from monitor.side.export.log import Log
 from monitor.side.incidents import IncidentReader, IncidentStore
 from monitor.side.recording import Writer
-from tests import others
+from tests import live, others
 from tests.daemon.config_files import KUBELET, build, write
 from tests.side.incident_samples import SAMPLES
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: other users answer for their files themselves")
 
 
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    with others.shared() as directory:
-        yield directory
+shared = live.fixture(others.shared)
 
 
 @pytest.fixture

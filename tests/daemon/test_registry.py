@@ -1,7 +1,6 @@
 """The pods in eviction order, on the real table of watched cgroups: after any history the order is the policy's."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +28,7 @@ MIB = live.MIB
 STEP = MIB
 
 
-@pytest.fixture
-def watch() -> Iterator[live.Watching]:
-    with live.Watching(attach=False) as watching:
-        yield watching
+watch = live.fixture(live.Watching, False)
 
 
 def seen(uid: str, cgroup: Path, containers: tuple[str, ...] = (), **fields: Any) -> PodSeen:
