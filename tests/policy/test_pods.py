@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.pods import pod_from_object, stable_uid
-from monitor.policy.qos import qos_class
 from monitor.policy.quantity import PolicyError
 from monitor.policy.resources import pod_limit, with_gate_off
 from tests.policy.builders import container, pod
@@ -19,13 +18,6 @@ def test_a_bare_pod() -> None:
     assert (pod.namespace, pod.containers, pod.resources, pod.priority) == ("default", (), None, None)
     assert pod.uid == stable_uid("default", "p")
     assert re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", pod.uid)
-
-
-def test_a_pod_with_one_resource_limited_is_burstable_at_pod_level_too() -> None:
-    one = {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}
-    spec = {"resources": one, "containers": [{"name": "a", "resources": one}]}
-    pod = pod_from_object({"metadata": {"name": "p"}, "spec": spec})
-    assert [qos_class(one) for one in (pod, with_gate_off(pod))] == ["Burstable"] * 2
 
 
 def test_stable_uids_differ_and_last() -> None:
