@@ -15,7 +15,7 @@ cannot() {
 }
 
 have_bcc() { [ -e /usr/lib/python3/dist-packages/bcc/libbcc.py ]; }
-have_libbpf() { compgen -G '/usr/lib/*/libbpf.so.[01]' >/dev/null || compgen -G '/lib/*/libbpf.so.[01]' >/dev/null; }
+have_libbpf() { compgen -G '/usr/lib/*/libbpf.so.1' >/dev/null || compgen -G '/lib/*/libbpf.so.1' >/dev/null; }
 have_venv() { "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; }
 
 stamp() { # what the environment was made from and for
@@ -43,36 +43,16 @@ update() {
   cannot "apt-get update failed three times: check the network and /etc/apt/sources.list"
 }
 
-available() { # whether apt could install the package
-  # Not through a pipe to `grep -q`: grep would leave early, and pipefail call apt-cache's SIGPIPE a failure.
-  [[ $(apt-cache policy "$1" 2>/dev/null) =~ Candidate:\ [^\(] ]]
-}
-
-first_available() {
-  local name
-  for name in "$@"; do
-    if available "$name"; then
-      echo "$name"
-      return
-    fi
-  done
-  cannot "apt has none of: $* (on Ubuntu, enable the component universe)"
-}
-
 install_packages() {
   [ "$(id -u)" -eq 0 ] || cannot "must be root to install packages: run sudo make ${MAKECMDGOALS:-setup}"
   command -v apt-get >/dev/null ||
     cannot "no apt-get here: install BCC's Python bindings, libbpf and python3-venv, then run again"
   update
-  local packages=() name
+  local packages=()
   have_bcc || packages+=(python3-bpfcc)
+  have_libbpf || packages+=(libbpf1)
   [ -x "$PYTHON" ] || packages+=(python3)
   if ! [ -x "$PYTHON" ] || ! have_venv; then packages+=(python3-venv); fi
-  # A name picked in its own statement: the failure of a $(...) inside an array assignment would go unnoticed.
-  if ! have_libbpf; then
-    name=$(first_available libbpf1 libbpf0)
-    packages+=("$name")
-  fi
   say "apt-get install ${packages[*]}"
   apt install --no-install-recommends "${packages[@]}" || cannot "apt-get install ${packages[*]} failed (see above)"
 }

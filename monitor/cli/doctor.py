@@ -21,7 +21,7 @@ from monitor.cli.output import Columns, emit, output_option, table, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.hold import pod_brake
 from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
-from monitor.kernel.btf import VMLINUX, Btf, BtfError
+from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
 from monitor.kernel.pins import BPFFS
@@ -106,7 +106,7 @@ def _btf() -> Iterator[Check]:
     yield Check("kernel", True, f"{platform.release()} {platform.machine()}")
     try:
         btf = Btf()
-    except BtfError as error:
+    except MonitorError as error:
         yield Check("btf", False, error.message, error.remedy, bpf=True)
         return
     yield Check("btf", True, str(VMLINUX))
@@ -116,7 +116,7 @@ def _btf() -> Iterator[Check]:
         known = arguments[:1] in (["task_struct*"], ["int"])
         remedy = "" if known else "this kernel changed the tracepoint's arguments: please report it with this line"
         yield Check("oom-tracepoint", known, f"oom:mark_victim({', '.join(arguments)})", remedy, bpf=True)
-    except BtfError as error:
+    except MonitorError as error:
         yield Check("oom-tracepoint", False, error.message, "run a kernel with CONFIG_TRACING=y", bpf=True)
 
     def offsets() -> str:  # with either cgroup version the same has to be there

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from monitor.errors import CannotError
 from monitor.kernel import libbpf
-from monitor.kernel.btf import Btf, BtfError
+from monitor.kernel.btf import Btf
 from monitor.kernel.pins import FUNCTIONS, HOOKS, KPROBE, TRACEPOINT
 
 AUTO = "auto"
@@ -60,7 +60,7 @@ def offered() -> list[Offer]:
     """The hooks, best first, each with whether this kernel offers it. Raises nothing: no BTF is a reason, too."""
     try:
         btf = Btf()
-    except BtfError as error:
+    except CannotError as error:
         return [Offer(name, False, error.message, error.remedy) for name in HOOKS]
     offers = []
     for name, look in ((TRACEPOINT, _tracepoint), (KPROBE, _kprobe)):

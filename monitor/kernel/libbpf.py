@@ -1,8 +1,4 @@
-"""Calls of BPF by ctypes: libbpf, and two system calls that it does not do alike in all its releases.
-
-`bpf(BPF_PROG_LOAD)` to find out whether that is allowed, and `perf_event_open` for a kprobe. Both are the kernel's own
-interface (include/uapi/linux/bpf.h, perf_event.h), the same on every release that has them.
-"""
+"""Calls of BPF by ctypes: libbpf 1, and `perf_event_open` for a kprobe, which libbpf has for its own objects alone."""
 
 from __future__ import annotations
 
@@ -10,11 +6,10 @@ import ctypes
 import errno
 import fcntl
 import os
-import resource
 import struct
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from monitor.errors import CannotError, MonitorError, remedy_of
 
@@ -34,27 +29,39 @@ class RunOpts(ctypes.Structure):
     ]
 
 
+_INT, _U32, _TEXT, _POINTER = ctypes.c_int, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_void_p
+#: Function -> result, arguments.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "ring_buffer__new": (_POINTER, _INT, RING_CALLBACK, _POINTER, _POINTER),
+    "ring_buffer__consume": (_INT, _POINTER),
+    "ring_buffer__free": (None, _POINTER),
+    "bpf_map_update_elem": (_INT, _INT, _POINTER, _POINTER, ctypes.c_uint64),
+    "bpf_map_lookup_elem": (_INT, _INT, _POINTER, _POINTER),
+    "bpf_map_delete_elem": (_INT, _INT, _POINTER),
+    "bpf_obj_get": (_INT, _TEXT),
+    "bpf_obj_pin": (_INT, _INT, _TEXT),
+    "bpf_raw_tracepoint_open": (_INT, _TEXT, _INT),
+    "bpf_prog_load": (_INT, _INT, _TEXT, _TEXT, _TEXT, ctypes.c_size_t, _POINTER),
+    "btf__parse_raw": (_POINTER, _TEXT),
+    "btf__free": (None, _POINTER),
+    "btf__type_cnt": (_INT, _POINTER),
+    "btf__type_by_id": (_POINTER, _POINTER, _U32),
+    "btf__name_by_offset": (_TEXT, _POINTER, _U32),
+    "btf__find_by_name_kind": (_INT, _POINTER, _TEXT, _U32),
+}
+
+
 @cache
 def libbpf() -> ctypes.CDLL:
     """The library, loaded once. Raises CannotError with the remedy when it is missing."""
-    for name in ("libbpf.so.1", "libbpf.so.0"):
-        try:
-            lib = ctypes.CDLL(name, use_errno=True)
-        except OSError:
-            continue
-        lib.ring_buffer__new.restype = ctypes.c_void_p
-        lib.ring_buffer__new.argtypes = [ctypes.c_int, RING_CALLBACK, ctypes.c_void_p, ctypes.c_void_p]
-        lib.ring_buffer__consume.argtypes = [ctypes.c_void_p]
-        lib.ring_buffer__free.argtypes = [ctypes.c_void_p]
-        lib.ring_buffer__free.restype = None
-        lib.bpf_map_update_elem.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
-        lib.bpf_map_lookup_elem.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-        lib.bpf_map_delete_elem.argtypes = [ctypes.c_int, ctypes.c_void_p]
-        lib.bpf_obj_get.argtypes = [ctypes.c_char_p]
-        lib.bpf_obj_pin.argtypes = [ctypes.c_int, ctypes.c_char_p]
-        lib.bpf_raw_tracepoint_open.argtypes = [ctypes.c_char_p, ctypes.c_int]
-        return lib
-    raise CannotError("libbpf is not installed", "apt-get install libbpf1 (Debian 12+) or libbpf0")
+    try:
+        lib = ctypes.CDLL("libbpf.so.1", use_errno=True)
+    except OSError:
+        raise CannotError("libbpf is not installed", "apt-get install libbpf1") from None
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
 
 
 def failure(what: str, number: int | None = None, remedy: str = "") -> MonitorError:
@@ -67,43 +74,24 @@ def failure(what: str, number: int | None = None, remedy: str = "") -> MonitorEr
     return MonitorError(text, remedy_of(number, remedy))
 
 
-#: System call numbers of bpf and perf_event_open.
-_NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
-_BPF_PROG_LOAD, _PROG_TYPE_RAW_TRACEPOINT = 5, 17
-#: union bpf_attr of BPF_PROG_LOAD: type, instructions, licence, log, version, flags, name.
-_LOAD = struct.Struct("=II QQ II QII 16s")
+#: System call numbers of perf_event_open.
+_PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 #: struct perf_event_attr up to config2 (PERF_ATTR_SIZE_VER1).
 _EVENT = struct.Struct("=II QQ QQQ II QQ")
 _EVENT_IOC_SET_BPF, _EVENT_IOC_ENABLE = 0x40042408, 0x2400
 _FLAG_FD_CLOEXEC = 8
 PRIVILEGES = "run as root with CAP_BPF and CAP_PERFMON"
+_PROG_TYPE_RAW_TRACEPOINT = 17
 #: r0 = 0; exit
 _NOTHING = bytes.fromhex("b7000000000000009500000000000000")
 KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
-
-
-def _call(which: int, *arguments: object) -> int:
-    numbers = _NUMBERS.get(os.uname().machine)
-    if numbers is None:
-        raise CannotError(f"kprobe is not supported on {os.uname().machine}", "use another of --hooks")
-    libc = ctypes.CDLL(None, use_errno=True)
-    result: int = libc.syscall(ctypes.c_long(numbers[which]), *arguments)
-    return result
 
 
 def load_problem() -> str:
     """Why this process may load no program that traces ("" if it may), found out by loading one that does nothing:
     compiling those that do something takes a second.
     """
-    with suppress(OSError, ValueError):  # no CAP_SYS_RESOURCE; before Linux 5.11 memory of BPF counts against this
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    code, licence = ctypes.create_string_buffer(_NOTHING, len(_NOTHING)), ctypes.create_string_buffer(b"GPL")
-    program = _PROG_TYPE_RAW_TRACEPOINT, len(_NOTHING) // 8, ctypes.addressof(code), ctypes.addressof(licence)
-    attr = ctypes.create_string_buffer(_LOAD.pack(*program, 0, 0, 0, 0, 0, b"nothing"), _LOAD.size)
-    try:
-        fd = _call(0, ctypes.c_long(_BPF_PROG_LOAD), attr, ctypes.c_long(_LOAD.size))
-    except CannotError:
-        return ""  # not known how to ask on this machine
+    fd = libbpf().bpf_prog_load(_PROG_TYPE_RAW_TRACEPOINT, b"nothing", b"GPL", _NOTHING, len(_NOTHING) // 8, None)
     if fd < 0:
         return os.strerror(ctypes.get_errno())
     os.close(fd)
@@ -112,6 +100,9 @@ def load_problem() -> str:
 
 def attach_kprobe(function: str, prog: int) -> int:
     """Run ``prog`` whenever a kernel function is entered, until the descriptor is closed. Raises MonitorError."""
+    call = _PERF_EVENT_OPEN.get(os.uname().machine)
+    if call is None:
+        raise CannotError(f"kprobe is not supported on {os.uname().machine}", "use another of --hooks")
     try:
         kind = int(KPROBE_PMU.read_text())
     except FileNotFoundError:
@@ -122,7 +113,8 @@ def attach_kprobe(function: str, prog: int) -> int:
     attr = bytearray(_EVENT.pack(kind, _EVENT.size, 0, 1, 0, 0, 0, 1, 0, ctypes.addressof(name), 0))
     buffer = (ctypes.c_char * len(attr)).from_buffer(attr)
     # On CPU 0 for no process: the kernel runs the program on every CPU, and only the counting would be CPU 0's alone.
-    fd = _call(1, buffer, ctypes.c_long(-1), ctypes.c_long(0), ctypes.c_long(-1), ctypes.c_long(_FLAG_FD_CLOEXEC))
+    arguments = map(ctypes.c_long, (-1, 0, -1, _FLAG_FD_CLOEXEC))
+    fd: int = ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(call), buffer, *arguments)
     if fd < 0:
         raise _kprobe_refused(function, ctypes.get_errno())
     try:
