@@ -16,7 +16,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, instances, loader
 from monitor.kernel.charging import NAMES
 from monitor.kernel.domains import DomainTable, Reading
-from monitor.kernel.pins import TRACEPOINT, Map, Pins, Program, Ring, counts, pin
+from monitor.kernel.pins import TRACEPOINT, Counters, Map, Pins, Program, Ring, pin
 from monitor.kernel.sweeping import Sweeper
 from monitor.kernel.wire import EVENT, PAGE, OomEvent
 from monitor.lab import janitor
@@ -163,7 +163,8 @@ class Watching:
         self.ooms.clear()
         self._attach = attach
         self.links: list[int] = []
-        self.before = counts(self.pins)
+        self.counters = Counters(self.pins)
+        self.before = self.counters.now()
 
     def __enter__(self) -> Self:
         if self._attach:
@@ -177,6 +178,7 @@ class Watching:
             ring.close()
         self.table.reset()
         self.table.close()
+        os.close(self.counters._table.fd)
         for part in vars(self.sweeper).values():  # the daemon keeps its programs for life; here there is one per test
             if isinstance(part, (Program, Map)):
                 os.close(part.fd)
@@ -190,7 +192,7 @@ class Watching:
 
     def counted(self) -> dict[str, int]:
         """What the programs counted since the block began."""
-        return {name: n - self.before[name] for name, n in counts(self.pins).items()}
+        return {name: n - self.before[name] for name, n in self.counters.now().items()}
 
     def agree(self, *paths: Path) -> list[Reading]:
         """Wait until memory.stat has settled, which the kernel does every 2 s, and has what the table has.

@@ -246,21 +246,13 @@ class Ring:
             os.close(self._fd)
 
 
-def possible_cpus() -> int:
-    """How many values a per-CPU map holds for each key."""
-    return int(libbpf().libbpf_num_possible_cpus())
+class Counters:
+    """The programs' own counters, summed over CPUs. The map is kept open: its pin may go while the programs work."""
 
+    def __init__(self, pins: Pins) -> None:
+        self._table = pins.map("counts", 8 * int(libbpf().libbpf_num_possible_cpus()))
 
-def counts(pins: Pins) -> dict[str, int]:
-    """The programs' own counters summed over CPUs: ``emitted_*`` and ``lost_*`` per kind, ``evaluated``, ``swept``."""
-    table = pins.map("counts", 8 * possible_cpus())
-    try:
-        return counted(table)
-    finally:
-        os.close(table.fd)
-
-
-def counted(table: Map) -> dict[str, int]:
-    """The same from the map ``counts``, kept open by the caller (values of 8 bytes x `possible_cpus`)."""
-    raw = {name: table.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}
-    return {name: sum(memoryview(each).cast("Q")) if each else 0 for name, each in raw.items()}
+    def now(self) -> dict[str, int]:
+        """``emitted_*`` and ``lost_*`` per kind, ``evaluated``, ``swept``, and the others of `COUNTS`."""
+        raw = {name: self._table.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}
+        return {name: sum(memoryview(each).cast("Q")) if each else 0 for name, each in raw.items()}

@@ -27,7 +27,7 @@ from monitor.settings.config import RunConfig
 
 if TYPE_CHECKING:
     from monitor.kernel.domains import DomainTable
-    from monitor.kernel.pins import Map, Pins
+    from monitor.kernel.pins import Counters, Pins
 
 #: What other threads report to the main loop. With --evict-by api: a decision that the API server accepted or refused,
 #: and the end of its pod. A pod that is reported as Evicted, for whatever reason. A pod that stalls.
@@ -173,17 +173,16 @@ class Figures:
     counts: Counts = field(default_factory=Counts)
 
     def __post_init__(self) -> None:
-        self._counts: Map | None = None
+        self._counters: Counters | None = None
 
     def open(self) -> None:
         """Read the programs' table from now on. Raises MonitorError."""
         from monitor.kernel.domains import DomainTable
-        from monitor.kernel.pins import Pins
+        from monitor.kernel.pins import Counters, Pins
 
         pins = Pins(self.node.config.pin_dir)
         self.table = DomainTable(pins)
-        self.pins = pins
-        self.counted()  # opens what is read later, when the pins may be gone
+        self.pins, self._counters = pins, Counters(pins)
 
     def is_counted(self) -> bool:
         """Whether the counters are of this moment: while the fine-grained programs are detached, they stand still."""
@@ -201,17 +200,8 @@ class Figures:
         return bounds.compared(rate, cpus, huge_page, machine=machine, charges_only=only, wait_ns=wait_ns)
 
     def counted(self) -> dict[str, int]:
-        """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them.
-
-        From a descriptor that is kept: the pins may be taken away (`outrace unload --force`) while the programs work.
-        """
-        if self.pins is None:
-            return {}
-        from monitor.kernel.pins import counted, possible_cpus
-
-        if self._counts is None:
-            self._counts = self.pins.map("counts", 8 * possible_cpus())
-        return counted(self._counts)
+        """The programs' own counters (`monitor.kernel.wire.COUNTS`); empty without them."""
+        return {} if self._counters is None else self._counters.now()
 
     def lost(self) -> dict[str, int]:
         """Where -> how many records were dropped there: by the programs, the rings, the channel."""

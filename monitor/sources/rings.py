@@ -12,7 +12,7 @@ import select
 import time
 from collections.abc import Callable
 
-from monitor.kernel.pins import OOM, Pins, Ring, counts
+from monitor.kernel.pins import OOM, Counters, Pins, Ring
 from monitor.kernel.wire import EVENT, OomEvent
 from monitor.link.outbox import Outbox
 from monitor.sources.events import Consumer, Epoll, EventSource
@@ -67,15 +67,15 @@ class Rings(EventSource):
     def __init__(self, pins: Pins, outbox: Outbox, *, counts: bool) -> None:
         self._pins = pins
         self._counts = counts
-        self._stats, self._log = outbox.stats, outbox.log
+        self._stats = outbox.stats
         self._ration = Ration()
-        self._unpinned = False
 
     def open(self, epoll: Epoll, consumer: Consumer) -> None:
         """Also read what was written while no daemon ran."""
         super().open(epoll, consumer)
         pins, event = self._pins, consumer.event
         oom = consumer.oom if self._counts else lambda record: consumer.oom(record._replace(domain=None))
+        # Held open, as programs and maps are: without their pins nothing stops while this process lives.
         self._links = [pins.fd(f"link_{name}") for name in OOM]
         self._events, self._steps = (Ring(pins, name, event, EVENT.unpack_from) for name in ("events", "steps"))
         self._ooms, self._kills, self._reclaims = (
@@ -140,27 +140,19 @@ class Rings(EventSource):
         self._steps.consume(_STEPS_FIRST)
 
     def look_after(self) -> None:
-        """Once a second: read the kills that caused no wake-up, and log it once when the pins are gone.
-
-        Programs and maps are held open here, and so are the links of the OOM chain: nothing stops while this process
-        lives.
-        """
+        """Once a second: read the kills that caused no wake-up."""
         self._kills.more = True
-        if not self._unpinned and not self._pins.directory.is_dir():
-            self._unpinned = True
-            message = "the pinned BPF objects were removed: kills without a daemon are not recorded"
-            remedy = "mount bpffs again if it is not, and restart outrace"
-            self._log("warning", message, pin_dir=str(self._pins.directory), remedy=remedy)
 
     def _take_over(self, pins: Pins) -> None:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
+        counters = Counters(pins)
         for _ in range(_ROUNDS):
             self._events.consume()  # of domains of an earlier daemon: none is watched yet
             self._steps.consume()
             self._reclaims.consume()
             self._kills.consume()  # but every kill since then is to be reported
             self._ooms.consume()
-            written = counts(pins)
+            written = counters.now()
             if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
                 break
         for kind in _KINDS:

@@ -241,7 +241,6 @@ def test_pins_that_are_gone_stop_nothing_while_it_runs(node: LabNode, tmp_path: 
         else:
             here = ["nsenter", "--mount", f"--target={daemon.pid}", "umount", "-l", "/sys/fs/bpf"]
             subprocess.run(here, check=True)
-        live.message(daemon, "the pinned BPF objects were removed: kills without a daemon are not recorded")
         live.killed_hog(node, pod, 64)
         live.message(daemon, "the kernel's OOM killer killed a process", pod="lab/own")
         assert live.rung(daemon) in BPF_RUNGS
