@@ -198,7 +198,7 @@ def _panic_on_oom() -> Iterator[Check]:
 def _kernel_log() -> str:
     from monitor.kernel.kmsg import Kmsg
 
-    Kmsg().close()
+    Kmsg(cgroupfs.Hierarchy(2, Path("/"))).close()
     return "/dev/kmsg: reports OOM kills where BPF does not"
 
 

@@ -74,9 +74,10 @@ def _bytes(logged: str) -> bytes:
 
 
 class Kmsg:
-    """The log from now on. Raises MonitorError when it may not be read."""
+    """The kills in the log from now on. Raises MonitorError when it may not be read."""
 
-    def __init__(self, path: str = "/dev/kmsg") -> None:
+    def __init__(self, hierarchy: Hierarchy, path: str = "/dev/kmsg") -> None:
+        self._log = OomLog(hierarchy)
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -89,9 +90,9 @@ class Kmsg:
     def fileno(self) -> int:
         return self._fd
 
-    def records(self, most: int = _MOST) -> Iterator[bytes | None]:
-        """What was written since the last time, of a flood the first ``most``, the rest the next time; None where
-        others were overwritten before they were read. Raises MonitorError.
+    def kills(self, most: int = _MOST) -> Iterator[LoggedKill | None]:
+        """Those in what was written since the last time, of a flood in the first ``most`` records; None where others
+        were overwritten before they were read. Raises MonitorError, after which it is closed.
         """
         for _ in range(most):
             try:
@@ -100,15 +101,18 @@ class Kmsg:
                 return
             except OSError as error:
                 if error.errno != errno.EPIPE:
+                    self.close()
                     raise MonitorError(
                         f"the kernel's log cannot be read any more: {error.strerror}",
                         remedy_of(error.errno, "restart outrace with CAP_SYSLOG"),
                     ) from None
+                self._log.forget()
                 yield None
                 continue
             if not record:
                 return
-            yield record
+            if (found := self._log.feed(record)) is not None:
+                yield found
 
     def close(self) -> None:
         os.close(self._fd)

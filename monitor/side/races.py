@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monitor.errors import MonitorError
-from monitor.kernel.kmsg import Kmsg, OomLog
+from monitor.kernel.kmsg import Kmsg
 from monitor.link.messages import (
     Decision,
     Gone,
@@ -63,9 +63,8 @@ class Races:
         self.alerts = AlertSender(config.alertmanagers, log)
         self.judge = Judge(config, log, self.on_incident)
         self._kmsg: Kmsg | None = None
-        self._oom_log = OomLog(self.node.hierarchy)
         try:
-            self._kmsg = Kmsg()
+            self._kmsg = Kmsg(self.node.hierarchy)
         except MonitorError as error:
             log.warning(str(error))
         self.recorder = self._open_recorder() if config.record else None
@@ -119,14 +118,10 @@ class Races:
         """Read the kernel's log. After an error it is not read any more."""
         assert self._kmsg is not None
         try:
-            for record in self._kmsg.records():
-                if record is None:
-                    self._oom_log.forget()
-                elif (kill := self._oom_log.feed(record)) is not None:
-                    self.event_builder.logged(kill)
+            for kill in filter(None, self._kmsg.kills()):
+                self.event_builder.logged(kill)
         except MonitorError as error:
             self.log.error(str(error))
-            self._kmsg.close()
             self._kmsg = None
 
     def handle(self, message: Message) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill, OomLog
+from monitor.kernel.kmsg import NEVER_LOGGED, Kmsg, LoggedKill
 from monitor.kernel.wire import OomEvent
 from monitor.link.outbox import Outbox
 from monitor.sources.events import Consumer, Epoll, EventSource
@@ -32,7 +32,6 @@ class LoggedKills(EventSource):
         self._table = table
         self._hierarchy = table.hierarchy
         self._log = outbox.log
-        self._kills = OomLog(self._hierarchy)
         self._kmsg: Kmsg | None = None
         self._dying: dict[int, LoggedKill] = {}  # by pidfd
         self._counts: dict[Path, int] = {}
@@ -41,7 +40,7 @@ class LoggedKills(EventSource):
     def open(self, epoll: Epoll, consumer: Consumer) -> None:
         super().open(epoll, consumer)
         try:
-            self._kmsg = Kmsg()
+            self._kmsg = Kmsg(self._hierarchy)
         except MonitorError as error:
             message = "OOM kills are only counted: the victims are not known"
             self._log("warning", message, problem=error.message, remedy=error.remedy)
@@ -61,18 +60,16 @@ class LoggedKills(EventSource):
     def _read(self, kmsg: Kmsg) -> None:
         kills: list[LoggedKill] = []
         try:
-            for record in kmsg.records(_TURN):
-                if record is None:  # the kills in what was overwritten are not reported
+            for found in kmsg.kills(_TURN):
+                if found is None:  # the kills in what was overwritten are not reported
                     self._log("warning", "lines of the kernel's log were lost")
-                    self._kills.forget()
-                elif (found := self._kills.feed(record)) is not None:
+                else:
                     kills.append(found)
-        except MonitorError as error:
-            kmsg.close()  # which takes it out of the epoll
+        except MonitorError as error:  # it is closed, and so out of the epoll
             self._kmsg = None
             self._log("error", "the kernel's log cannot be read", problem=error.message, remedy=error.remedy)
-        for found in kills:
-            self._consumer.oom(self._mark(found))
+        for kill in kills:
+            self._consumer.oom(self._mark(kill))
 
     def _mark(self, found: LoggedKill) -> OomEvent:
         event, fd = found.event._replace(domain=self._table.around(found.victim_path)), -1

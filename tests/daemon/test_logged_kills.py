@@ -19,7 +19,7 @@ MARK = OomEvent("mark", 1, victim_tid=5, victim_comm="hog", victim_cgroup=8, ano
 
 def kills(table: Any, monkeypatch: pytest.MonkeyPatch, log: str) -> tuple[LoggedKills, MagicMock, MagicMock]:
     """They, their epoll and their consumer."""
-    monkeypatch.setattr("monitor.sources.logged_kills.Kmsg", lambda: kmsg.Kmsg(log))
+    monkeypatch.setattr("monitor.sources.logged_kills.Kmsg", lambda hierarchy: kmsg.Kmsg(hierarchy, log))
     made, epoll, consumer = LoggedKills(table, outbox()), MagicMock(), MagicMock()
     made.open(epoll, consumer)
     return made, epoll, consumer

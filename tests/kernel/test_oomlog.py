@@ -77,7 +77,7 @@ def test_anything_else_is_not_believed(tree: Hierarchy, record: bytes) -> None:
 
 def test_a_log_that_cannot_be_read_has_a_reason(tmp_path: Path) -> None:
     with pytest.raises(MonitorError, match="cannot be read"):
-        Kmsg(str(tmp_path / "missing"))
+        Kmsg(Hierarchy(2, ROOT), str(tmp_path / "missing"))
 
 
 def test_the_logs_escapes_are_the_bytes_that_they_stand_for() -> None:
@@ -103,11 +103,9 @@ def test_a_kill_is_of_the_cgroup_and_not_of_its_twin() -> None:
 
     def killed() -> LoggedKill | None:
         """Another kill; None where the kernel has written 10 reports in 5 s already, also of kills elsewhere."""
-        with closing(Kmsg()) as log, live.Puppet(path) as puppet:
+        with closing(Kmsg(cgroupfs.detect())) as log, live.Puppet(path) as puppet:
             new = kill(puppet)
-            records = list(log.records())
-        assembled = OomLog(cgroupfs.detect())
-        kills = [one for record in records if record is not None and (one := assembled.feed(record)) is not None]
+            kills = list(filter(None, log.kills()))
         assert not any(one.event.victim_pid in old for one in kills)
         old.append(new)
         found = next((one for one in kills if one.event.victim_pid == new), None)

@@ -50,7 +50,7 @@ def test_a_log_that_loses_lines_and_ends_is_reported(monkeypatch: pytest.MonkeyP
     other: Any = MagicMock()
     soft = LoggedKills(other, outbox(sent.append))
     soft.open(other, other)
-    soft._kmsg = log = kmsg.Kmsg("/dev/null")
+    soft._kmsg = log = kmsg.Kmsg(other, "/dev/null")
     monkeypatch.setattr("monitor.kernel.kmsg.os.read", read)
     soft.consume(log.fileno())
     assert [one.msg for one in sent] == ["lines of the kernel's log were lost"]
