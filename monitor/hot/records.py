@@ -57,10 +57,6 @@ class Records:
         self._watches = watches
         self.source.watch(watches)
 
-    @property
-    def is_calm(self) -> bool:
-        return self._decider.is_calm
-
     def event(self, record: Event) -> None:
         ts, cgroup_id, usage, inactive, active, _, result, kind, index, threshold, _, _, _ = record
         if kind == STEP:

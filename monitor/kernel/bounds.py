@@ -49,6 +49,13 @@ def floor_ns(cost_ns: int) -> int:
     return max(FINEST_NS, SHARE * cost_ns)
 
 
+def turn_ns(before: float, look_ns: int) -> float:
+    """CPU time of a look and the loop's turn around it, which costs as much again: as it was known ``before``, after
+    one more look of ``look_ns``.
+    """
+    return before + (max(TURN_NS, 2 * look_ns) - before) / 16
+
+
 class Bound(NamedTuple):
     """``unseen_bytes`` can move, for ``unseen_ns``, before outrace looks or is notified."""
 

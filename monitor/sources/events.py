@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 class Consumer(Protocol):
     """Takes the records of every source: crossings and steps, and the steps of an OOM kill."""
 
-    @property
-    def is_calm(self) -> bool:
-        """Whether no threshold is met, and no pod is being evicted."""
-
     def event(self, record: Event) -> None: ...
 
     def oom(self, event: OomEvent) -> None: ...

@@ -299,9 +299,8 @@ class Gauge:
         if self.arming.rereads:
             wait_ns = bounds.reread_ns(self._ahead(), self._config.max_fill_rate, int(self._look_ns))
             changed = self.arming.decide(self.headroom, now_ns, wait_ns)
-            if not changed and self.arming.armed:  # the loop's turn around a look costs as much again
-                turn_ns = max(bounds.TURN_NS, 2 * (time.thread_time_ns() - began))
-                self._look_ns += (turn_ns - self._look_ns) / 16
+            if not changed and self.arming.armed:
+                self._look_ns = bounds.turn_ns(self._look_ns, time.thread_time_ns() - began)
         else:
             changed = self.arming.decide(self.headroom, now_ns)
         armed = self.arming.armed

@@ -36,8 +36,6 @@ LISTS_NS = 250_000_000
 BACK_NS = 400_000_000
 #: The loop's longer sleeps end at a whole millisecond, rounded up.
 EARLY_NS = 1_000_000
-#: A turn that took longer did something else.
-_MOST_NS = 10_000_000
 
 
 class Poller(EventSource):
@@ -52,13 +50,11 @@ class Poller(EventSource):
         self._due_ns = self._given_back_ns = 0  # when to look; when a pod that went is to be read, 0: none
         self._was_armed = False  # at the last look
         self._cost_ns = float(bounds.TURN_NS)
-        self._spent_ns = self._found = self._found_then = 0  # `_found`: records so far
 
     def due_ns(self) -> int:
         return 0 if self._arming.armed and not self._was_armed else self._due_ns
 
     def go_on(self, now_ns: int) -> None:
-        self._account()
         self.read_events()
 
     def watch(self, watches: Mapping[int, Watch]) -> None:
@@ -74,18 +70,11 @@ class Poller(EventSource):
         self._given_back_ns = time.monotonic_ns() + GIVEN_BACK_NS
         self._due_ns = min(self._due_ns, self._given_back_ns)
 
-    def _account(self) -> None:
-        """What a quiet turn from one look to the next costs in CPU time; waits are planned by that."""
-        spent, before = time.thread_time_ns(), self._spent_ns
-        if before and self._found == self._found_then and self._consumer.is_calm:
-            self._cost_ns += (min(spent - before, _MOST_NS) - self._cost_ns) / 16
-        self._spent_ns, self._found_then = spent, self._found
-
     # looking
 
     def look(self) -> list[Event]:
         """Compare every watched domain with its ceilings; plan the next look. Steps come before crossings."""
-        start, since = time.monotonic_ns(), self._looked_ns
+        start, since, began = time.monotonic_ns(), self._looked_ns, time.thread_time_ns()
         fresh: list[tuple[Watch, int]] = []
         wait, moved = self._pods_wait(start)
         for watch in self._watches.values():
@@ -107,7 +96,8 @@ class Poller(EventSource):
             records += self._steps(start)
         for watch, over in fresh:
             records += self._crossings(watch, over, max(since, start - BACK_NS))
-        self._found += len(records)
+        if not records:
+            self._cost_ns = bounds.turn_ns(self._cost_ns, time.thread_time_ns() - began)
         self._plan(start, wait)
         return records
 
