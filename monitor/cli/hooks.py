@@ -14,28 +14,23 @@ from pathlib import Path
 
 from monitor.errors import CannotError, MonitorError
 from monitor.kernel import cgroupfs, charging
-from monitor.kernel.charging import AUTO, BPF_RUNGS, POLL, bpf_offers
+from monitor.kernel.charging import AUTO, POLL, bpf_offers
 from monitor.kernel.domains import MAX_LEVEL
 from monitor.settings.config import RunConfig
 
 
 def take(config: RunConfig) -> tuple[RunConfig, bool]:
     """The configuration with the best hook of this machine, and whether it was loaded now. Raises CannotError."""
-    from monitor.kernel import loader, mounts
+    from monitor.kernel import mounts
 
-    state_dir, best = Path(config.state_dir), BPF_RUNGS[0]
-    has_failed = config.hooks == AUTO and bool(charging.failed(state_dir))
-    if has_failed:
+    state_dir = Path(config.state_dir)
+    if config.hooks == AUTO and charging.failed(state_dir):
         config = dataclasses.replace(config, trigger="user")  # a service without its trigger is better than none
     missed, tried = list[dict[str, str]](), list[dict[str, str]]()
     if config.hooks != POLL:
         with suppress(MonitorError):  # reported when a hook that needs it is tried
             mounts.ensure()
         too_deep = _too_deep(config.node_cgroup)
-        with suppress(MonitorError):  # likewise
-            # The best one is pinned already: a quarter of a second for reading all of BTF is saved.
-            if config.hooks in (AUTO, best) and not (has_failed or too_deep) and best in loader.pinned(state_dir):
-                return _load(config, best)
         offers = bpf_offers(state_dir, wanted=config.hooks)
         for offer in (offer for offer in offers if config.hooks in (AUTO, offer.name)):
             try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -132,8 +133,9 @@ def bpf_offers(
     wanted: str = AUTO,
     lacking: tuple[str, str] = ("", ""),
     barred: tuple[str, str] = ("", ""),
-) -> tuple[Offer, ...]:
-    """The rungs that need BPF, for `outrace run` and `outrace doctor` alike.
+) -> Iterator[Offer]:
+    """The rungs that need BPF, for `outrace run` and `outrace doctor` alike. BTF is read when the first one is asked for
+    whose programs are not pinned.
 
     Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
     attach kprobes, too. What failed while a daemon ran is tried again only where it is ``wanted`` by name.
@@ -145,18 +147,17 @@ def bpf_offers(
     pinned, has_failed, locked = loader.pinned(state_dir), failed(state_dir), obstacle()
     if locked[0]:
         lacking = locked
-    found = []
-    for offer in offered():
-        name, against = offer.name, lacking
+    kernels: dict[str, Offer] = {}
+    for name in HOOKS:
         ready = name in pinned and not (name == KPROBE and locked[0])
-        if ready:
-            against = barred
-        elif not locked[0] and not offer.ok:
-            against = offer.why, offer.remedy
+        against = barred if ready else lacking
+        if not ready and not locked[0]:
+            kernels = kernels or {offer.name: offer for offer in offered()}
+            if not kernels[name].ok:
+                against = kernels[name].why, kernels[name].remedy
         if has_failed and not against[0] and wanted != name:
             against = has_failed, f"a start 10 minutes later, or `outrace run --hooks {name}`, tries it again"
-        found.append(Offer(name, not against[0], against[0] or _seen(name, ready), against[1]))
-    return tuple(found)
+        yield Offer(name, not against[0], against[0] or _seen(name, ready), against[1])
 
 
 def _seen(name: str, ready: bool) -> str:

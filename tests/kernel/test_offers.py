@@ -51,7 +51,7 @@ def test_after_a_hook_failed_while_it_ran_the_poller_is_taken_for_a_while(
     for found in (planned(tmp_path)[name] for name in HOOKS):
         assert found.detail == "memcg-tracepoint failed while it ran: cannot attach"
         assert f"a start 10 minutes later, or `outrace run --hooks {found.name}`" in found.remedy
-    assert charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")[0].ok, "asked for by name it is tried"
+    assert next(charging.bpf_offers(tmp_path, wanted="memcg-tracepoint")).ok, "asked for by name it is tried"
     assert doctor.hook_plan([], tmp_path / "another")["rung"] == "memcg-tracepoint"
     for seconds in (charging.FAILED_S, -60):  # a note of tomorrow: the clock was put back
         os.utime(tmp_path / charging.FAILED, (0, time.time() - seconds))
