@@ -177,7 +177,7 @@ class Suspension:
             "available": observed.available,
             "capacity": observed.capacity,
             "pods_bytes": known.pods,
-            "outside_bytes": max(0, self.gauge.reading(watch).working_set - self.registry.sums[0]),
+            "outside_bytes": max(0, self.gauge.reading(watch).working_set - self.registry.sum),
             "growth_outside": growth and growth.outside * 1_000_000_000 // growth.span_ns,  # None: not measured yet
             "growth_inside": growth and growth.inside * 1_000_000_000 // growth.span_ns,
             "victim": entry.uid,

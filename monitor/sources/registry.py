@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: How many pods of the order an incident lists (some 100 bytes each).
 _LEADERS = 64
-#: Bytes that candidates have, and the number of candidates with an unknown amount.
-Sums = tuple[int, int]
 #: What the helper reports of a pod, as `PodEntry` has it.
 _SPEC = ("uid", "namespace", "name", "priority", "request", "request_nanos", "qos", "critical", "grace_s")
 _spec = attrgetter(*_SPEC)
@@ -58,7 +56,7 @@ class PodEntry:
     asked: int = 0  # bytes it had when that was read
     counted: bool = False  # a sweep has gone over it: before that it is no candidate, because it would rank first
     began: int = 0  # what it had then: its growth to that was not observed
-    summed: Sums = (0, 0)  # what of it is in `Registry.sums`
+    summed: int = 0  # what of it is in `Registry.sum`
     part: tuple[bool, bool, bool] | None = None  # `_part`, when it was ranked last
 
     @property
@@ -83,7 +81,7 @@ class Registry:
         self._users: dict[int, int] = {}  # cgroup id -> how many pods and containers watch it
         self.grown: set[str] = set()  # uids of evicted pods that have more than they were left with
         self.members = 0  # counts pods that came or went
-        self.sums: Sums = (0, 0)  # together, by what each had when it was ranked
+        self.sum = 0  # bytes that candidates have together, by what each had when it was ranked
         self._measured: tuple[list[str], list[int], list[bool]] | None = None  # see `usages`; None: not made yet
         self.joined = 0  # bytes that candidates had when they were counted for the first time, all that ever were
 
@@ -165,7 +163,7 @@ class Registry:
             return None
         self._eviction_order.remove(uid)
         self._measured = None
-        self._sum(entry, (0, 0))
+        self._sum(entry, 0)
         self.members += 1
         self.grown.discard(uid)
         self.by_index.pop(entry.index, None)
@@ -204,7 +202,7 @@ class Registry:
                 entry.counted, entry.usage, entry.began = True, working_set, working_set
                 self._note_growth(entry)
                 self._rank(entry)
-                self.joined += entry.summed[0]
+                self.joined += entry.summed
 
     def set_evicted(self, entry: PodEntry, evicted: bool) -> None:
         """An evicted pod is no candidate any more, until it has grown and a process runs in it again."""
@@ -252,18 +250,15 @@ class Registry:
         has = self._table.working_sets(indexes)
         return dict(zip(uids, has, strict=True)), sum(compress(has, may_go))
 
-    def _sum(self, entry: PodEntry, now: Sums) -> None:
-        before, entry.summed = entry.summed, now
-        sums = self.sums
-        self.sums = (sums[0] + now[0] - before[0], sums[1] + now[1] - before[1])
+    def _sum(self, entry: PodEntry, now: int) -> None:
+        self.sum += now - entry.summed
+        entry.summed = now
 
     def _rank(self, entry: PodEntry) -> None:
         if entry.part != _part(entry):
             entry.part, self._measured = _part(entry), None
-        if entry.critical or entry.evicted or not entry.counted:
-            self._sum(entry, (0, 0))
-        else:
-            self._sum(entry, (entry.usage or 0, int(entry.usage is None)))
+        is_summed = entry.counted and not entry.critical and not entry.evicted
+        self._sum(entry, entry.usage or 0 if is_summed else 0)
         if entry.evicted or not entry.counted:
             self._eviction_order.remove(entry.uid)
         else:

@@ -132,7 +132,7 @@ class SuspensionFigures:
             taken = self._samples[watch.signal]
             if taken and now_ns - taken[-1].ts_ns < STILL_NS:
                 moved = self._gauge.reading(watch).working_set - taken[-1].working_set
-                if max(abs(moved), abs(self._registry.sums[0] - taken[-1].ranked)) < NOISE:
+                if max(abs(moved), abs(self._registry.sum - taken[-1].ranked)) < NOISE:
                     continue
             taken.append(self._sample(watch))
             kept = self._kept[watch.signal]
@@ -151,7 +151,7 @@ class SuspensionFigures:
             if uid in self._registry.candidate_uids:
                 pods -= has
         reading = reading or self._gauge.reading(watch)
-        ranked, joined = self._registry.sums[0], self._registry.joined
+        ranked, joined = self._registry.sum, self._registry.joined
         return Sample(time.monotonic_ns(), reading.working_set, usages, pods, ranked, joined)
 
     def _away(self, watch: Watch) -> frozenset[str]:
@@ -187,11 +187,11 @@ class SuspensionFigures:
 
     def measure(self, watch: Watch, reading: Reading, moved: Mapping[int, int]) -> Measured:
         """What grew, by the sums as of the ranking: each pod may be off by a re-rank step."""
-        now, pods = time.monotonic_ns(), self._registry.sums[0]
+        now, pods = time.monotonic_ns(), self._registry.sum
         for index, working_set in moved.items():
             entry = self._registry.by_index.get(index)
-            if entry is not None and entry.summed[0]:
-                pods += working_set - entry.summed[0]
+            if entry is not None and entry.summed:
+                pods += working_set - entry.summed
         sample = self._before(watch, reading.working_set, now)
         first = self._registry.first()
         has = None if first is None else moved.get(first.index, first.usage)
@@ -211,7 +211,8 @@ class SuspensionFigures:
         left = self._left(watch, reading)
         lasts, unseen = self._lasts_ns(watch, reading, left, now), now < self._observe_ns.get(watch.signal, 0)
         eases = self._eases(watch, reading.working_set - pods + self._registry.joined, now)
-        return Figures(left, lasts, has, pods, self._registry.sums[1], self.in_vain, growth, unseen, eases)
+        unknown = 0  # a candidate has been counted
+        return Figures(left, lasts, has, pods, unknown, self.in_vain, growth, unseen, eases)
 
     def of_every_pod(self, watch: Watch, reading: Reading) -> Figures:
         """Figures by what every pod has at this moment."""
