@@ -134,8 +134,8 @@ def bpf_offers(
     lacking: tuple[str, str] = ("", ""),
     barred: tuple[str, str] = ("", ""),
 ) -> Iterator[Offer]:
-    """The rungs that need BPF, for `outrace run` and `outrace doctor` alike. BTF is read when the first one is asked for
-    whose programs are not pinned.
+    """The rungs that need BPF, for `outrace run` and `outrace doctor` alike. BTF is read for the first whose programs
+    are not pinned.
 
     Programs that ``state_dir`` has pinned are used whatever forbids to load them today; but a lockdown forbids to
     attach kprobes, too. What failed while a daemon ran is tried again only where it is ``wanted`` by name.
