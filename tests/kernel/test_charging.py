@@ -54,13 +54,6 @@ def test_the_best_that_is_expected_is_taken(expected_rungs: tuple[str, ...]) -> 
     assert pins.Pins(live.pin_dir()).hook == expected_rungs[0]
 
 
-def test_the_pins_name_their_owner(hook: str) -> None:
-    found = pins.Pins(live.pin_dir(hook))
-    assert (found.hook, found.pressure) == (hook, pins.HOOKS[hook])
-    others = {name for programs in pins.HOOKS.values() for name in programs} - set(found.pressure)
-    assert [name for name in others if (found.directory / f"prog_{name}").exists()] == []
-
-
 @pytest.mark.parametrize("pages", ["4k", "thp"])
 def test_runs_for_each_mib(hook: str, pages: str) -> None:
     """One batch of 64 pages, or one huge page, is one charge of the page_counter, and one evaluation."""

@@ -174,24 +174,3 @@ def test_the_machine_by_every_formula(bench: Bench) -> None:
         )
 
     live.until(quiet, "the machine's figures to be those of /proc/vmstat")
-
-
-def test_without_their_thresholds_nothing_of_the_formulas_is_compiled() -> None:
-    """What is left of the programs where FORMULAS is 0 names none of it; and they are still balanced."""
-    kept, hides = [], list[bool]()
-    for line in loader.program_text().splitlines():
-        word = line.strip()
-        if word.startswith("#if"):
-            hides.append(word.startswith("#if FORMULAS"))
-        elif word == "#else":
-            hides[-1] = False
-        elif word == "#endif":
-            hides.pop()
-        elif not any(hides):
-            kept.append(line.partition("//")[0])
-    assert hides == []
-    text = "\n".join(kept)
-    names = ("add_other", "DOMAIN_RECLAIMABLE", "_SHIFT")
-    body = text[text.index("BPF_PERCPU_ARRAY(counts") :]
-    assert [name for name in names if name in body] == []
-    assert "return (s64)d->usage - d->inactive_file;" in body

@@ -8,7 +8,7 @@ from monitor.kernel import cgroupfs, limits, meminfo
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.limits import EVERYTHING, read
 from tests import live
-from tests.limited import MIB, UNLIMITED, limit, write
+from tests.limited import MIB, UNLIMITED, write
 from tests.puppet import cgroup
 
 UNSET = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max"}
@@ -76,24 +76,6 @@ def test_a_cgroup_without_any_file_is_not_one_that_is_gone(tmp_path: Path) -> No
 
 
 pod = live.fixture(cgroup, "limits")
-
-
-def without_swap(found: dict[str, int] | None) -> dict[str, int] | None:
-    """No test can rely on swap: what is in use is asserted to be none, or not known."""
-    assert found is None or not found.get("swap")
-    return None if found is None else {name: n for name, n in found.items() if name != "swap"}
-
-
-@pytest.mark.kernel
-def test_a_real_cgroup_before_and_after_limits(pod: Path) -> None:
-    hierarchy = cgroupfs.detect()
-    inner = cgroupfs.make(pod / "inner")
-    assert without_swap(read(hierarchy, inner)) == {}
-    wanted = limit(inner, 64)
-    assert wanted["max"] == 64 * MIB
-    assert without_swap(read(hierarchy, inner)) == wanted
-    inner.rmdir()
-    assert read(hierarchy, inner) is None
 
 
 @pytest.mark.kernel

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.domains import MACHINE, MAX_DOMAINS, POD, Reading
+from monitor.kernel.domains import POD, Reading
 from monitor.kernel.wire import PAGE
 from monitor.sources import polled_table
 from monitor.sources.polled_table import PolledSweeper, PolledTable
@@ -146,16 +145,6 @@ def test_those_without_children_are_read_in_turn(tmp_path: Path) -> None:
         table.refresh_a_leaf()
         assert sum(table.reading(at).inactive_file == 0 for at in leaves) == left
     assert table.reading(0).inactive_file == 0
-    table.reset()
-
-
-def test_a_full_table_and_too_many_ceilings_are_refused() -> None:
-    table = PolledTable(HIERARCHY)
-    with pytest.raises(MonitorError, match=f"more than {MAX_DOMAINS} cgroups"):
-        table.check_room(MAX_DOMAINS + 1)
-    at = table.add(1, flags=MACHINE)
-    with pytest.raises(MonitorError, match="more than 4 memory thresholds"):
-        table.set_ceilings(at, [1, 2, 3, 4, 5])
     table.reset()
 
 
