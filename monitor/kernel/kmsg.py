@@ -53,8 +53,6 @@ NEVER_LOGGED = ("reclaim",)
 _NOBODY = re.compile(r"OOM victim \d+ |Out of memory and no killable processes")
 #: The members of a group are killed in one go, after the victim.
 _GROUP_NS = 1_000_000_000
-#: A victim is named again as a member of its group, if it has not gone by then.
-_AGAIN_NS = 5_000_000_000
 
 
 def line_of(record: bytes) -> tuple[int, str]:
@@ -151,10 +149,9 @@ class OomLog:
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
         self._report = _Report()
-        #: Of the last kill, which those of its group share: its report, and (the group's cgroup, when).
-        self._last = self._report
+        #: Of the last kill, which those of its group share: its report and pid, and (the group's cgroup, when).
+        self._last, self._victim = self._report, 0
         self._group: tuple[Path, int] | None = None
-        self._victims: dict[int, int] = {}  # pid -> the log's time
 
     def feed(self, record: bytes) -> LoggedKill | None:
         """Take in one record of /dev/kmsg; the kill when it is complete."""
@@ -186,21 +183,19 @@ class OomLog:
 
     def _killed(self, ts_ns: int, line: re.Match[str]) -> LoggedKill | None:
         pid = int(line[2])
-        self._victims = {known: at for known, at in self._victims.items() if ts_ns - at < _AGAIN_NS}
-        if pid in self._victims:
-            return None
-        self._victims[pid] = ts_ns
         report = self._report
         # Killed with its group, or the line was left out: it may still be there.
         task = report.task if report.pid == pid else self._now_in(pid)
         if self._is_member(ts_ns, task):
+            if pid == self._victim:  # it has not gone yet, and is named again with the others
+                return None
             report = self._last
         else:
             if report.pid not in (0, pid):  # a report that came to nothing
                 report = _Report()
             # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
             self.forget()
-            self._last = report
+            self._last, self._victim = report, pid
         return LoggedKill(self._event(report, task, pid, line), task, line.string, report.by_hand)
 
     def _event(self, report: _Report, task: Path | None, pid: int, line: re.Match[str]) -> OomEvent:
