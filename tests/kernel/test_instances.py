@@ -116,12 +116,6 @@ def test_the_pins_of_another_user_are_not_believed(root: Path, tmp_path: Path) -
     assert [left.stat().st_uid for left in root.parent.glob(f"outrace_of_user_*_{os.getpid()}_*")] == [others.UID]
 
 
-def test_a_tree_of_another_user_is_put_aside_however_deep_it_is(root: Path, tmp_path: Path) -> None:
-    others.does(f"os.mkdir('{root}'); os.chdir('{root}')\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')")
-    made_instance(tmp_path / "state")
-    assert root.stat().st_uid == 0
-
-
 def test_another_user_that_makes_it_again_and_again_does_not_win(root: Path, tmp_path: Path) -> None:
     code = f"""
 print("begins", flush=True)
