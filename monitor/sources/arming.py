@@ -26,10 +26,12 @@ _HYSTERESIS = 2
 class Arming:
     """Attached or not, and until when that is safe. Without BPF nothing is attached: armed, files are read finely."""
 
-    partial = False  # whether the hook sees charges only
-
-    def __init__(self, max_fill_rate: int) -> None:
+    def __init__(self, max_fill_rate: int, pins: Pins | None = None) -> None:
         self.rate = max_fill_rate
+        # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
+        self._programs = {} if pins is None else {name: pins.fd(f"prog_{name}") for name in pins.pressure}
+        self._links: list[int] = []
+        self.partial = pins is not None and pins.hook != TRACEPOINT  # whether the hook sees charges only
         self.armed = False
         #: Whether the whole machine is watched, which has memory that is never charged.
         self.rereads = False
@@ -49,10 +51,21 @@ class Arming:
 
     def attach(self) -> None:
         """Nothing if it is attached. Raises MonitorError."""
+        if self.armed:
+            return
+        try:
+            for name, fd in self._programs.items():
+                self._links.append(attach(name, fd))
+        except MonitorError:  # all or none
+            self.detach()
+            raise
         self.armed = True
 
     def detach(self) -> None:
         self.armed = False
+        for link in self._links:
+            os.close(link)
+        self._links = []
 
     def decide(self, headroom: int, now_ns: int, reread_ns: int = REREAD_NS) -> bool:
         """Attach or detach for this headroom (bytes to the first threshold); True if that changed.
@@ -71,31 +84,3 @@ class Arming:
         elif self.rereads:
             self.next_look_ns = now_ns + reread_ns
         return was != self.armed
-
-
-class BpfArming(Arming):
-    """The fine-grained programs, attached or not."""
-
-    def __init__(self, pins: Pins, max_fill_rate: int) -> None:
-        super().__init__(max_fill_rate)
-        # Opened now: whatever becomes of the pins, attaching must not fail when it is needed.
-        self._programs = {name: pins.fd(f"prog_{name}") for name in pins.pressure}
-        self.partial = pins.hook != TRACEPOINT
-        self._links: list[int] = []
-
-    def attach(self) -> None:
-        if self.armed:
-            return
-        try:
-            for name, fd in self._programs.items():
-                self._links.append(attach(name, fd))
-        except MonitorError:  # all or none
-            self.detach()
-            raise
-        self.armed = True
-
-    def detach(self) -> None:
-        super().detach()
-        for link in self._links:
-            os.close(link)
-        self._links = []

@@ -14,7 +14,7 @@ from monitor.kernel.pins import HOOKS, Pins
 from monitor.kernel.wire import EVICTION, VICTIM
 from monitor.link.outbox import Outbox
 from monitor.settings.config import RunConfig
-from monitor.sources.arming import Arming, BpfArming
+from monitor.sources.arming import Arming
 from monitor.sources.events import EventSource
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _open_bpf(config: RunConfig, outbox: Outbox) -> MemorySource:
     return MemorySource(
         table=table,
         sweeper=Sweeper(pins, table),
-        arming=BpfArming(pins, config.max_fill_rate),
+        arming=Arming(config.max_fill_rate, pins),
         events=(Rings(pins, outbox, counts=True),),
         victim=memoryview(pins.mmap("victims", VICTIM.size)).cast("Q"),
         eviction=memoryview(pins.mmap("evictions", EVICTION.size)).cast("Q"),

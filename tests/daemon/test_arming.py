@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.kernel.pins import Pins
-from monitor.sources.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, BpfArming
+from monitor.sources.arming import MAX_LOOK_NS, MIN_LOOK_NS, RESERVE_NS, Arming
 from tests import live
 
 pytestmark = pytest.mark.kernel
@@ -17,20 +17,20 @@ SECOND = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def opened() -> Iterator[BpfArming]:
-    made = BpfArming(Pins(live.pin_dir()), RATE)
+def opened() -> Iterator[Arming]:
+    made = Arming(RATE, Pins(live.pin_dir()))
     yield made
     for fd in made._programs.values():
         os.close(fd)
 
 
 @pytest.fixture
-def arming(opened: BpfArming) -> Iterator[BpfArming]:
+def arming(opened: Arming) -> Iterator[Arming]:
     yield opened
     opened.detach()
 
 
-def test_the_programs_run_only_while_armed(arming: BpfArming) -> None:
+def test_the_programs_run_only_while_armed(arming: Arming) -> None:
     with live.cgroup("arming") as pod, live.Watching(attach=False) as watch, live.Puppet(pod) as puppet:
 
         def evaluated() -> int:
@@ -48,7 +48,7 @@ def test_the_programs_run_only_while_armed(arming: BpfArming) -> None:
         live.until(lambda: evaluated() == 0, "the programs to be detached")
 
 
-def test_near_the_border_it_does_not_flap(arming: BpfArming) -> None:
+def test_near_the_border_it_does_not_flap(arming: Arming) -> None:
     assert not arming.decide(arming.near, 0)
     assert arming.decide(arming.near - 1, 0)
     for headroom in (arming.near, arming.near + 1, 2 * arming.near):
@@ -59,7 +59,7 @@ def test_near_the_border_it_does_not_flap(arming: BpfArming) -> None:
 
 
 @given(beyond=st.integers(0, 1 << 50), now=st.integers(0, 1 << 60))
-def test_the_next_look_comes_before_the_headroom_can_be_gone(opened: BpfArming, beyond: int, now: int) -> None:
+def test_the_next_look_comes_before_the_headroom_can_be_gone(opened: Arming, beyond: int, now: int) -> None:
     headroom = opened.near + beyond
     assert not opened.decide(headroom, now)
     wait = opened.next_look_ns - now
@@ -69,14 +69,14 @@ def test_the_next_look_comes_before_the_headroom_can_be_gone(opened: BpfArming, 
     assert opened.wait_ns == wait
 
 
-def test_it_looks_as_rarely_as_it_may(arming: BpfArming) -> None:
+def test_it_looks_as_rarely_as_it_may(arming: Arming) -> None:
     arming.decide(1 << 50, 5)
     assert arming.next_look_ns == 5 + MAX_LOOK_NS
     arming.decide(RATE, 5)
     assert arming.next_look_ns == 5 + SECOND - RESERVE_NS
 
 
-def test_what_is_never_charged_is_looked_after_while_armed(arming: BpfArming) -> None:
+def test_what_is_never_charged_is_looked_after_while_armed(arming: Arming) -> None:
     try:
         for arming.rereads in (True, False):
             arming.decide(1 << 50, 5)
