@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 
 from monitor.errors import MonitorError
-from monitor.kernel.bounds import REREAD_NS
 from monitor.kernel.pins import TRACEPOINT, Pins, attach
 
 #: Never look more often than this; attach instead. Ten looks a second of 50 us are 0.05 % of a CPU.
@@ -67,7 +66,7 @@ class Arming:
             os.close(link)
         self._links = []
 
-    def decide(self, headroom: int, now_ns: int, reread_ns: int = REREAD_NS) -> bool:
+    def decide(self, headroom: int, now_ns: int, reread_ns: int = 0) -> bool:
         """Attach or detach for this headroom (bytes to the first threshold); True if that changed.
 
         ``reread_ns``: when to look at what is never charged, while attached.

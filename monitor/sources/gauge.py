@@ -298,12 +298,10 @@ class Gauge:
         wait_ns = 0
         if self.arming.rereads:
             wait_ns = bounds.reread_ns(self._ahead(), self._config.max_fill_rate, int(self._look_ns))
-            changed = self.arming.decide(self.headroom, now_ns, wait_ns)
-            if not changed and self.arming.armed:
-                self._look_ns = bounds.turn_ns(self._look_ns, time.thread_time_ns() - began)
-        else:
-            changed = self.arming.decide(self.headroom, now_ns)
+        changed = self.arming.decide(self.headroom, now_ns, wait_ns)
         armed = self.arming.armed
+        if self.arming.rereads and armed and not changed:
+            self._look_ns = bounds.turn_ns(self._look_ns, time.thread_time_ns() - began)
         if changed and (not armed or now_ns < self._kept_until_ns):
             self._kept_until_ns = _EVER_NS if armed else now_ns + KEPT_NS
         if changed:
