@@ -1,11 +1,14 @@
 """What the hot process and threads of the helper report reaches the reducer, and delays evictions for stalls."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.kmsg import LoggedKill
+from monitor.kernel.wire import OomEvent
 from monitor.link.messages import Gone
 from monitor.race.events import KubeletEvicted
 from monitor.settings.config import RunConfig
@@ -44,18 +47,8 @@ def test_a_kill_that_the_kernels_log_has_is_confirmed(
     heard: tuple[Parts, Races, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, races, _ = heard
-    confirmed = list[Any]()
+    confirmed, kill = list[Any](), LoggedKill(OomEvent("mark", 1, victim_pid=4711), None)
     monkeypatch.setattr(races.event_builder, "logged", confirmed.append)
-    sizes = b"total-vm:1kB, anon-rss:1kB, file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0"
-    killed = b"3,1,1000,-;Out of memory: Killed process 4711 (hog) " + sizes
-    lines = iter([[None, b"6,1,999,-;something else", killed]])
-
-    class Log:
-        def records(self) -> Any:
-            return next(lines)
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(races, "_kmsg", Log())
+    monkeypatch.setattr(races, "_kmsg", SimpleNamespace(kills=lambda: iter([None, kill])))
     races.read_log()
-    assert [one.event.victim_pid for one in confirmed] == [4711]
+    assert confirmed == [kill]
