@@ -153,7 +153,7 @@ class Btf:
 
     @cached_property
     def _values(self) -> dict[str, int]:
-        """Every enumerator: those of enums without a name are found in no other way."""
+        """Every enumerator: those of enums without a name are found in no other way. (0.3 s of a CPU, once.)"""
         found: dict[str, int] = {}
         for number in range(1, self._lib.btf__type_cnt(self._btf)):
             one = self._type(number)

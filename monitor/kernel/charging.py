@@ -97,7 +97,7 @@ def obstacle() -> tuple[str, str]:
 
 def _every_hook(btf: Btf) -> None:
     """Raises CannotError for what speaks against every hook."""
-    if btf.enum("BPF_MAP_TYPE_RINGBUF") is None:  # all else that they read has been there for longer
+    if not btf.has_member("bpf_ringbuf", "mask"):  # all else that they read has been there for longer
         raise CannotError("this kernel has no BPF ring buffers", "run Linux 5.8 or newer")
     for event in ("oom:mark_victim", "signal:signal_generate"):
         if not btf.has_tracepoint(event.partition(":")[2]):
