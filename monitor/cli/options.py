@@ -36,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Options that change nothing about what is shown of a node.
 _OF_RUN_ALONE = (
     *("enforce", "trigger", "hooks", "mode", "hold-limit", "hard-grace"),
-    *("record", "log-format", "listen", "expose-metrics"),
+    *("record", "log-format", "listen", "expose-metrics", "nodefs", "imagefs", "reclaim-images"),
 )
 _FILES = ("config", "kubelet-config")
 

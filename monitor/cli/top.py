@@ -75,13 +75,15 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
 
 
 def _next(node: Node, last: Frame | None) -> Frame:
-    """A frame of now; where none can be made, the last one with the problem. Raises MonitorError without a last one."""
+    """A frame of now; where none can be made, the last one with the problem, and without the daemon that does not
+    answer. Raises MonitorError without a last one.
+    """
     try:
         return node.frame()
     except MonitorError as error:
         if last is None:
             raise
-        return {**last, "problems": [str(error)]}
+        return {**last, "problems": [str(error)], "daemon": None}
 
 
 def _print(frame: Frame, output: str) -> None:

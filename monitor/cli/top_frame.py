@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from monitor.cli.daemons import Daemon
+from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Reading
 from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
@@ -30,6 +31,8 @@ _NAMES = ("namespace", "name", "uid")
 #: Of the daemon's status; keys that may be missing in the answer of an older daemon.
 _STATUS = ("mode", "rung", "trigger", "armed", "bound_bytes", "not_ready", "conditions", "lost")
 Readings = dict[str, Reading]
+#: The domains, the pods, and what the daemon reports with them (`monitor.side.endpoints`).
+Found = tuple[Readings, list[dict[str, Any]], Mapping[str, Any]]
 Frame = Mapping[str, Any]
 
 
@@ -71,7 +74,7 @@ class Node:
         source = self.source
         source.poll()
         self._look()  # plugged memory and a changed limit show in the next frame
-        domains, pods, origin, reported = self._read()
+        domains, pods, reported = self._read_files() if self.daemon is None else self._asked(self.daemon)
         node, signals, stalls = domains["node"], _signals(domains), reported.get("stalls", {})
         sizes = {pod["uid"]: pod["working_set"] for pod in pods}
         growth = self._trends.growth(
@@ -82,7 +85,7 @@ class Node:
         shown = {name: {**one.figures(), "growth_bytes_per_s": growth[name]} for name, one in domains.items()}
         return {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "source": origin,
+            "source": FILES if self.daemon is None else f"daemon {self.daemon}",
             "hierarchy": {"version": self.hierarchy.version, "root": str(self.hierarchy.root)},
             "node": {"cgroup": str(self.path), **shown["node"]},
             "signals": {name: {"available": o.available, "capacity": o.capacity} for name, o in signals.items()},
@@ -99,35 +102,24 @@ class Node:
             "unlisted": source.unlisted_text(),
             "problems": list(source.problems),
             "kernel_victim": reported.get("kernel_victim"),
-            "daemon": self._answered(reported),
+            "daemon": reported.get("daemon"),
         }
 
-    def _answered(self, reported: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The daemon that answered, and how it works; None without a daemon."""
-        daemon = self.daemon
-        if not reported or daemon is None:
-            return None
-        known = {"name": daemon.name, "pid": daemon.info.hot_pid, "version": daemon.info.version}
-        return known | {key: reported["status"].get(key) for key in _STATUS}
-
-    def _read(self) -> tuple[Readings, list[dict[str, Any]], str, Mapping[str, Any]]:
-        """The domains, the pods, where the figures come from, and what the daemon reports with them
-        (`monitor.side.endpoints`; {}: no daemon answered).
-        """
-        if self.daemon is None:
-            return *self._read_files(), FILES, {}
+    def _asked(self, daemon: Daemon) -> Found:
+        """Raises MonitorError."""
         try:
-            summary = json.loads(self.daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
-            domains, pods = from_summary(summary, self.source.pods, self._era)
-            self.capacity = domains["node"].capacity or self.capacity
-            return domains, pods, f"daemon {self.daemon}", {"status": {}, **summary.get("outrace", {})}
+            summary = json.loads(daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
+            reported = {"status": {}, **summary.get("outrace", {})}
+            known = {"name": daemon.name, "pid": daemon.info.hot_pid, "version": daemon.info.version}
+            reported["daemon"] = known | {key: reported["status"].get(key) for key in _STATUS}
+            return *from_summary(summary, self.source.pods, self._era), reported
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as e:
-            origin = f"{FILES} (the daemon {self.daemon} gave no usable answer: {type(e).__name__} {e})"
+            problem = f"the daemon {daemon} gave no usable answer: {type(e).__name__} {e}"
         except OSError as e:
-            origin = f"{FILES} (the daemon {self.daemon} does not answer: {e})"
-        return *self._read_files(), origin, {}
+            problem = f"the daemon {daemon} does not answer: {e}"
+        raise MonitorError(problem, "look without it: --no-daemon")
 
-    def _read_files(self) -> tuple[Readings, list[dict[str, Any]]]:
+    def _read_files(self) -> Found:
         domains = {"node": cgroupfs.read_cgroup(self.hierarchy, self.path, self.capacity)}
         if (kubepods := self.source.kubepods) is not None:
             # Without a limit of its own (pods not enforced) it may use what is not reserved.
@@ -138,7 +130,7 @@ class Node:
                 pods.append({**_identity(pod, self._era), **cgroupfs.read_cgroup(self.hierarchy, pod.cgroup).figures()})
             except cgroupfs.CgroupGone:
                 continue  # it ended since the poll; the next one knows
-        return domains, pods
+        return domains, pods, {}
 
 
 def _signals(domains: Readings) -> dict[str, Observation]:
@@ -151,18 +143,18 @@ def _signals(domains: Readings) -> dict[str, Observation]:
     return seen
 
 
-def threshold_row(threshold: Threshold, seen: Observation | None) -> dict[str, Any]:
-    """A threshold, with what is left until ``seen`` is at it; it is met strictly below. None: it is not observed."""
-    quantity = None if seen is None else threshold.quantity(seen.capacity)
-    distance = None if seen is None or quantity is None else seen.available - quantity
+def threshold_row(threshold: Threshold, seen: Observation) -> dict[str, Any]:
+    """A threshold, with what is left until ``seen`` is at it; it is met strictly below."""
+    quantity = threshold.quantity(seen.capacity)
+    distance = seen.available - quantity
     return {
         "signal": threshold.signal,
         "kind": "hard" if threshold.hard else "soft",
         "value": str(threshold.value),
         "quantity": quantity,
-        "available": None if seen is None else seen.available,
+        "available": seen.available,
         "distance": distance,
-        "met": distance is not None and distance < 0,
+        "met": distance < 0,
     }
 
 

@@ -69,8 +69,7 @@ def _above(frame: Frame, width: int, most: int | None = None) -> Iterator[Line]:
         domain = frame[DOMAIN_OF[mark.threshold["signal"]]] or {}
         yield threshold_line(mark, domain.get("growth_bytes_per_s"))
     daemon = frame["daemon"] or {}
-    texts = [] if daemon or frame["source"] == FILES else [frame["source"]]
-    texts += [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
+    texts = [f"not ready: {daemon['not_ready']}"] if daemon.get("not_ready") else []
     texts += [f"node conditions: {', '.join(daemon['conditions'])}"] if daemon.get("conditions") else []
     texts += [*suspension_lines(frame["braked"]), *held_lines(frame["held"])]
     texts += [] if most is None else frame["problems"]

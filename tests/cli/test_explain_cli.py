@@ -4,7 +4,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tests.commands import called
 from tests.live import MIB, Puppet, cgroup, daemon, one_line, until
 
 MEMORY = "memory.available"
-NOTHING = "nothing is starved: no pod would be evicted for a threshold now"
+NOTHING = "memory is not short: no pod would be evicted now"
 pytestmark = [pytest.mark.live, pytest.mark.once, pytest.mark.skipif(os.geteuid() != 0, reason="not root: no cgroup")]
 
 
@@ -56,53 +55,34 @@ def names(answer: dict[str, Any]) -> list[str]:
 
 
 def test_thresholds_of_a_quiet_node(node: LabNode) -> None:
-    answer = explain(node, "--eviction-hard", "memory.available<12.5%,nodefs.available<1Ki,nodefs.inodesFree<1e1")
+    answer = explain(node, "--eviction-hard", "memory.available<12.5%,memory.reclaimable<1Mi,nodefs.available<100Pi")
     assert (answer["source"], answer["signal"], answer["policy"]) == ("cgroup files", MEMORY, [ERAS[0]])
     found = answer["node"]
     assert (found["cgroup"], found["capacity"]) == (str(node.cgroup), 256 * MIB)
-    assert (found["verdict"], found["conditions"], found["evictions"], found["starved"]) == (NOTHING, [], [], None)
-    rows = {row["signal"]: row for row in found["thresholds"]}
-    memory = rows[MEMORY]
-    assert (memory["kind"], memory["value"]) == ("hard", "12.5%")
-    assert (memory["quantity"], memory["capacity"]) == (32 * MIB, 256 * MIB)
+    assert (found["verdict"], found["conditions"], found["starved"]) == (NOTHING, [], None)
+    memory, own = found["thresholds"]  # no disk; and there is no kubepods here
+    assert (memory["signal"], memory["kind"], memory["value"]) == (MEMORY, "hard", "12.5%")
     assert memory["distance"] == memory["available"] - 32 * MIB > 0
-    assert rows["allocatableMemory.available"]["available"] is None  # there is no kubepods here
-    disk, facts = rows["nodefs.available"], os.statvfs("/var/lib/kubelet" if Path("/var/lib/kubelet").exists() else "/")
-    assert (disk["quantity"], disk["capacity"]) == (1024, facts.f_blocks * facts.f_frsize)
-    assert (rows["nodefs.inodesFree"]["value"], rows["nodefs.inodesFree"]["quantity"]) == ("1e1", 10)
-    assert [row["met"] for row in found["thresholds"]] == [False] * len(rows)
-    shares = {row["signal"]: row["distance"] / row["capacity"] for row in rows.values() if row["capacity"]}
-    assert [row["signal"] for row in rows.values() if row["first"]] == [min(shares, key=lambda name: shares[name])]
+    assert own["signal"] == "memory.reclaimable"
+    assert [(row["met"], row["first"]) for row in (memory, own)] == [(False, True), (False, False)]
 
 
 def test_a_starved_node_shows_who_would_go(node: LabNode) -> None:
     answer = explain(node, "lab/burstable", "--eviction-hard", "memory.available<99%")
     found = answer["node"]
     assert found["starved"] == {"signal": MEMORY, "threshold": "memory.available<99%"}
-    assert found["verdict"] == "memory.available is starved: lab/burstable would be evicted now"
+    assert found["verdict"] == "memory.available is starved: lab/burstable would be evicted now, with 1 s of grace"
     assert found["conditions"] == ["MemoryPressure"]
-    (eviction,) = found["evictions"]
-    assert (eviction["pod"], eviction["grace_s"]) == ("lab/burstable", 1)
     assert [row["signal"] for row in found["thresholds"] if row["first"]] == [MEMORY]
     shown = text(node, "--eviction-hard", "memory.available<99%")
     assert "conditions a pass would raise now: MemoryPressure\n" in shown
-    assert f"lab/burstable, with 1 s of grace: {eviction['message'][:40]}" in shown
 
 
 def test_a_soft_threshold_begins_its_grace(node: LabNode) -> None:
     soft = ("--eviction-soft", "memory.available<99%", "--eviction-soft-grace-period", "memory.available=90s")
-    answer = explain(node, "guaranteed", *soft, "--eviction-max-pod-grace-period", "20")
-    found = answer["node"]
+    found = explain(node, *soft, "--eviction-max-pod-grace-period", "20")["node"]
     assert found["verdict"] == f"{NOTHING}; memory.available<99% for 90s is met and acts if it stays so"
-    assert (found["conditions"], found["evictions"]) == (["MemoryPressure"], [])
-    assert answer["pod"]["admission"]["admitted"] is True
-    best_effort = explain(node, "besteffort", *soft)["pod"]
-    assert best_effort["admission"] == {
-        "conditions": ["MemoryPressure"],
-        "admitted": False,
-        "reason": "Evicted",
-        "message": "The node had condition: [MemoryPressure]. ",
-    }
+    assert found["conditions"] == ["MemoryPressure"]
 
 
 def test_nobody_is_left_to_evict() -> None:
@@ -115,7 +95,7 @@ def test_nobody_is_left_to_evict() -> None:
         assert explain(node, *starved)["node"]["verdict"] == (
             "memory.available is starved, but every pod is critical: no pod would be evicted"
         )
-        assert explain(node, "--eviction-hard", "")["node"]["verdict"].startswith("no threshold is configured")
+        assert explain(node, "--eviction-hard", "")["node"]["verdict"].startswith("no threshold for memory is")
 
 
 def test_pods_known_by_their_cgroups_alone() -> None:
@@ -136,11 +116,9 @@ def test_pods_known_by_their_cgroups_alone() -> None:
         assert answer["signal"] == "allocatableMemory.available"
         rows = {row["signal"]: row for row in answer["node"]["thresholds"]}
         own, copy = rows[MEMORY], rows[answer["signal"]]
-        assert [(one["capacity"], one["met"], one["first"]) for one in (own, copy)] == [
-            (256 * MIB, True, False),
-            (128 * MIB, True, True),
-        ]
-        assert answer["node"]["evictions"][0]["uid"] == uid
+        assert copy["quantity"] < own["quantity"]
+        assert [(one["met"], one["first"]) for one in (own, copy)] == [(True, False), (True, True)]
+        assert answer["pod"]["next"]
         shown = called("explain", static, *arguments).stdout
         assert f"{static}: never evicted" in shown
         assert "its uid is no UUID of the API server: a static pod" in shown
@@ -155,7 +133,6 @@ def test_pods_known_by_their_cgroups_alone() -> None:
         (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
         (["--signal", "x"], 2, ("`outrace explain --signal` is gone: use `outrace explain` without it",)),
         (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9'", "kubelet-1.17")),
-        (["--nodefs", "/nowhere"], 2, ("--nodefs /nowhere",)),
         (["--enforce"], 2, ("No such option",)),
     ],
 )
@@ -180,7 +157,6 @@ def test_exact_figures_from_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
             found = until(answer, "the daemon's conditions")
             assert found["source"].startswith("daemon ")
             assert found["node"]["held_conditions"] == ["MemoryPressure"]
-            assert found["pod"]["admission"]["admitted"] is False
             assert found["order"][0]["usage"] >= 16 * MIB
 
             def victim() -> dict[str, Any] | None:
@@ -219,20 +195,10 @@ def test_the_whole_order(node: LabNode) -> None:
     assert line.split()[-4:] == ["2000000000", "BestEffort", "never", "evicted"]
 
 
-def test_a_disk_is_compared_and_pods_are_not_ranked_for_it(node: LabNode) -> None:
-    answer = explain(node, "besteffort", "--eviction-hard", "nodefs.available<100Pi")
-    found = answer["node"]
-    assert found["starved"] == {"signal": "nodefs.available", "threshold": "nodefs.available<100Pi"}
-    assert (found["conditions"], found["evictions"]) == (["DiskPressure"], [])
-    assert found["verdict"].endswith("is starved: the log of the daemon names the pod, if one has to go")
-    assert (answer["signal"], answer["pod"]["admission"]["admitted"]) == (MEMORY, False)
-
-
 def test_another_release_decides_everything(node: LabNode) -> None:
     assert names(explain(node, "--policy", ERAS[1])) == names(explain(node))
     answer = explain(node, "critical", "--policy", "kubelet-1.8")
     assert (answer["policy"], "eras" in answer) == (["kubelet-1.8"], False)
-    assert [row["signal"] for row in answer["node"]["thresholds"]] == [MEMORY, "allocatableMemory.available"]
     # By class first: what a Burstable pod takes counts only among its like; priority protects no pod.
     assert names(answer) == ["lab/besteffort", "lab/critical", "lab/burstable", "lab/guaranteed"]
     assert answer["pod"]["critical"]["critical"] is False
