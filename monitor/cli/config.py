@@ -245,7 +245,7 @@ def _warnings(resolved: Resolved, node: Node) -> list[str]:
     run_config = resolved.config
     services = as_settled(run_config).pods == SERVICES
     settings = _of_services(resolved.settings) if services else resolved.settings
-    found = findings(settings, resolved.drop_ins, node, era(run_config.policy))
+    found = findings(settings, node, era(run_config.policy))
     return [*found, *(_without_effect(resolved) if services else ()), *_commands(run_config)]
 
 

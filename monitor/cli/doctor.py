@@ -20,7 +20,7 @@ from monitor.cli.daemons import Daemon, choose_daemon, state_dir_option
 from monitor.cli.output import Columns, emit, output_option, table, table_lines
 from monitor.errors import EXIT_CANNOT, EXIT_OK, MonitorError
 from monitor.hold import pod_brake
-from monitor.kernel import cgroupfs, charging, instances, limits, meminfo, mounts, sched
+from monitor.kernel import cgroupfs, charging, instances, limits, mounts, sched
 from monitor.kernel.btf import VMLINUX, Btf
 from monitor.kernel.charging import Offer
 from monitor.kernel.offsets import defines
@@ -229,12 +229,6 @@ def _scheduler() -> str:
     return "SCHED_FIFO with RESET_ON_FORK allowed"
 
 
-def _swap() -> str:
-    total = meminfo.read().get("SwapTotal", 0) // 1024
-    uncounted = "memory.available does not count what could be swapped out (neither does the kubelet's)"
-    return f"{total} KiB: {uncounted}" if total else "none"
-
-
 CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
     *(_root, _capabilities, _btf, _mounts, _pins, _holds),
     partial(_tried, "bcc", _bcc, bpf=True),
@@ -245,7 +239,6 @@ CHECKS: tuple[Callable[[], Iterator[Check]], ...] = (
     partial(_tried, "process-connector", _process_connector),
     _lockdown,
     partial(_tried, "sched_fifo", _scheduler),
-    partial(_tried, "swap", _swap),
 )
 
 

@@ -280,14 +280,13 @@ def _fold(steps: Sequence[Json]) -> Iterator[tuple[Json, int]]:
 
 def _counterfactual(what_if: Json, needless: bool) -> str:
     """One sentence: would a kubelet have decided in time? ``needless``: only its own formula was crossed."""
-    polls = what_if["mode"] == "poll"  # else an earlier release stored it
-    how = "polling every 10 s" if polls else f"with {what_if['mode']} notification"
     if needless:
-        text = f"A kubelet {how} would have evicted here in {what_if['detected']:.0%} of cases; nothing was wrong"
+        share = f"{what_if['detected']:.0%} of cases"
+        text = f"A kubelet polling every 10 s would have evicted here in {share}; nothing was wrong"
     elif what_if["oom_ms"] is None:
-        text = f"A kubelet {how}: no OOM kill was coming"
+        text = "A kubelet polling every 10 s: no OOM kill was coming"
     else:
-        text = f"A kubelet {how} would have decided in time in {what_if['detected']:.0%} of cases"
+        text = f"A kubelet polling every 10 s would have decided in time in {what_if['detected']:.0%} of cases"
     if what_if["oom_ms"] is not None:
         text += f"; the pod would have been dead in time in {what_if['in_time']:.0%}"
         if what_if["in_time_if_obeying"] != what_if["in_time"]:

@@ -63,13 +63,6 @@ GONE = {
     "outrace cleanup": "`crictl rmi --prune`, `podman image prune` or `podman container prune`",
     "outrace evicted delete --retry": "`outrace evicted delete` without it: it tries again for a minute",
     "outrace evicted run": "`outrace evicted delete --yes` with the same options in a CronJob, as the chart has it",
-    **{
-        f"outrace bench {name}": "`make races`"
-        for name in ("alerts", "giveback", "neighbour", "pods", "soak", "storm", "sweep")
-    },
-    "outrace bench scenarios --list": "`--only` with any name: the error has all of them",
-    "outrace bench forecast": "`predict_linear` on the metrics, as deploy/prometheus/outrace.rules.yml has it",
-    "outrace bench signals": "`outrace bench scenarios`",
     "outrace unload --force": "`outrace unload` after the daemon has ended",
     "outrace unload --strays": "`outrace unload`, with `--state-dir DIR` for one of those that `outrace doctor` lists",
     "outrace incidents export": "`list -o json` and `show -o json`; --state-dir reads a copy of the directory",
@@ -82,9 +75,7 @@ GONE = {
     "outrace explain --signal": "`outrace explain` without it: the order is the same for every signal of memory",
     "outrace report": "`outrace incidents list --since 7d`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
-    "outrace bench latency --no-disturbance": "`outrace bench latency` without it",
     "outrace bench race --watch": "`outrace bench race --mode hold`, which watches each hold for a second",
-    "outrace bench race --hooks": "`outrace demo --hooks NAME --margin SIZE`, for each hook",
 }
 
 

@@ -90,27 +90,25 @@ def reserve(model: str, output: str, **options: Any) -> None:
 
     node = _node(model, options)
     try:
-        sized = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
+        sizings, made, apart = _kubelet(node, options) if model == KUBELET else _cce(model, node, options)
     except PolicyError as error:
         raise ConfigError(f"--{error}") from None
-    sizings, made, notes, apart = sized
     memory = next(sizing for sizing in sizings if sizing.resource == MEMORY_RESOURCE)
     here = options["this_node"] and options["memory"] is None
     kernels = meminfo.kernels_share(huge_pages_apart=apart) if here else 0
     beyond = kernels if apart else max(memory.of(HUGE), kernels)  # huge pages are in what the kernel keeps
     growth = _growth(memory, kernels, beyond)
-    answer = _json(model, node, options, sized) | {"growth": growth}
+    resources = {sizing.resource: _resource(sizing) for sizing in sizings}
+    keys = {option.replace("-", "_"): resources.get(name) for name, option, _ in _RESOURCES}
+    answer = {"model": model, **keys, "kubelet_configuration": made, "growth": growth}
     if output == "kubelet-config":
         emit(output, answer, lambda: yaml_lines(made))
     else:
         emit(output, answer, lambda: [*_lines(sizings, node), "", *_growth_lines(memory, growth, beyond)])
-    for note in notes if output != "json" else ():
-        click.echo(f"note: {note}", err=True)
 
 
-#: The resources, a KubeletConfiguration that makes a node so, what is to be known of it, and whether huge pages do not
-#: count as available.
-_Sized = tuple[list[Sizing], dict[str, Any], list[str], bool]
+#: The resources, a KubeletConfiguration that makes a node so, and whether huge pages do not count as available.
+_Sized = tuple[list[Sizing], dict[str, Any], bool]
 
 
 def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
@@ -125,14 +123,10 @@ def _kubelet(node: _Node, options: Mapping[str, Any]) -> _Sized:
             )
     enforce = resolved.config.enforce_node_allocatable
     sizings = _sizings(node, partial(_kubelet_terms, resolved.settings), "pods" in enforce)
-    notes = [
-        f"{origin}: naming one hard threshold switches {signal} off; name that too, or set mergeDefaultEvictionSettings"
-        for signal, origin in resolved.settings.switched_off.items()
-    ]
     texts = resolved.settings.texts
     reserved = {field: texts(field) for field in (SYSTEM, KUBE)}  # as they were written, and of all resources
     made = kubelet_configuration(reserved, texts(HARD), enforce, options["max_pods"])
-    return sizings, made, notes, resolved.config.huge_pages_apart
+    return sizings, made, resolved.config.huge_pages_apart
 
 
 def _kubelet_terms(settings: Settings, resource: str, capacity: int) -> list[Term]:
@@ -159,7 +153,7 @@ def _cce(model: str, node: _Node, options: Mapping[str, Any]) -> _Sized:
     terms: dict[str, Callable[[int], Sequence[Term]]] = {MEMORY_RESOURCE: memory, CPU: cce.cpu, DISK: cce.data_disk}
     sizings = _sizings(node, lambda resource, capacity: terms[resource](capacity))
     # Whether its kubelet knows them apart is not known here: on the safe side they count as available.
-    return sizings, kubelet_configuration(reservations(sizings), DEFAULT_HARD, ["pods"], max_pods), [], False
+    return sizings, kubelet_configuration(reservations(sizings), DEFAULT_HARD, ["pods"], max_pods), False
 
 
 def _sizings(node: _Node, terms: Callable[[str, int], Sequence[Term]], enforced: bool = True) -> list[Sizing]:
@@ -231,24 +225,6 @@ def _amount(option: str, text: str | None, milli: bool = False) -> int | None:
 
 
 # -- what is printed
-
-
-def _json(model: str, node: _Node, options: Mapping[str, Any], sized: _Sized) -> dict[str, Any]:
-    sizings, made, notes, _ = sized
-    keys = {one[1].replace("-", "_"): one for one in _RESOURCES}
-    resources = {sizing.resource: _resource(sizing) for sizing in sizings}
-    return {
-        "model": model,
-        "inputs": {
-            **{f"{key}_{unit}": node.amounts.get(name) for key, (name, _, unit) in keys.items()},
-            "huge_pages_bytes": node.amounts[HUGE],
-            "max_pods": options["max_pods"],
-            "runtime": options["runtime"] if model == CCE_V2 else None,
-        },
-        **{key: resources.get(name) for key, (name, _, _) in keys.items()},
-        "kubelet_configuration": made,
-        "notes": notes,
-    }
 
 
 def _resource(sizing: Sizing) -> dict[str, Any]:

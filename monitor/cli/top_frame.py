@@ -231,13 +231,10 @@ class Trends:
     def growth(self, at_s: float, sizes: Mapping[str, int]) -> dict[str, int | None]:
         """Bytes a second of each key of ``sizes``, which are of now, over the last `SPAN_S`; None: not known yet."""
         self._seen.append((at_s, sizes))
-        begin_s = at_s - SPAN_S
-        while len(self._seen) > 1 and self._seen[1][0] <= begin_s:
+        while self._seen[0][0] < at_s - SPAN_S:
             self._seen.popleft()
         found: dict[str, int | None] = {}
         for key, size in sizes.items():
-            # A figure holds until the next one: at the begin of the span it is the last one before.
-            start_s, start = next((max(then_s, begin_s), then[key]) for then_s, then in self._seen if key in then)
-            took_s = at_s - start_s
+            took_s, start = next((at_s - then_s, then[key]) for then_s, then in self._seen if key in then)
             found[key] = None if took_s < _LEAST_S else round((size - start) / took_s)
         return found

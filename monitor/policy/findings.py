@@ -8,7 +8,7 @@ from typing import Any
 
 from monitor.policy import configuration as conf
 from monitor.policy import signals as sig
-from monitor.policy.configuration import Effective, Settings, Source
+from monitor.policy.configuration import Effective, Settings
 from monitor.policy.errors import PolicyError
 from monitor.policy.layout import SINGLE_DISK, DiskLayout
 from monitor.policy.quantity import BINARY_SI, Quantity, shown
@@ -34,14 +34,14 @@ class Node:
     huge_pages: int = 0
 
 
-def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: Era = CURRENT) -> list[str]:
+def findings(settings: Settings, node: Node, rules: Era = CURRENT) -> list[str]:
     """Every finding, the most surprising first. Raises PolicyError if the thresholds do not parse."""
     # What holds for a threshold holds for its copy on the container file system too, and is reported once.
     thresholds = [e for e in settings.thresholds(rules, node.layout) if not e.overlay]
     own = [e for e in thresholds if not e.copy]
     nothing = f"{settings.origins[conf.HARD]}: no memory threshold is left: no pod is evicted before memory runs out"
     return [
-        *_defaults(settings, drop_ins, rules),
+        *_defaults(settings, rules),
         *([] if any(e.threshold.signal in sig.MEMORY_SIGNALS for e in thresholds) else [nothing]),
         *_without_effect(settings, own),
         *_each(thresholds, _by_definition, node),
@@ -54,7 +54,7 @@ def findings(settings: Settings, drop_ins: Sequence[Source], node: Node, rules: 
     ]
 
 
-def _defaults(settings: Settings, drop_ins: Sequence[Source], rules: Era) -> Iterator[str]:
+def _defaults(settings: Settings, rules: Era) -> Iterator[str]:
     by_origin: dict[str, list[str]] = {}
     for signal, origin in settings.switched_off.items():
         by_origin.setdefault(origin, []).append(f"{signal}<{rules.default_hard[signal]}")
@@ -65,12 +65,6 @@ def _defaults(settings: Settings, drop_ins: Sequence[Source], rules: Era) -> Ite
             f"{origin}: naming any hard threshold switches the other defaults off: {', '.join(lost)}; "
             f"name those you want too, and the rest with 0%{merge}"
         )
-    for drop_in in drop_ins:
-        if drop_in.content.get(conf.MERGE_DEFAULTS) is not None:
-            yield (
-                f"{drop_in.name}: {conf.MERGE_DEFAULTS}: has no effect in a drop-in, which is merged after the "
-                "defaults; set it in the file the kubelet is started with"
-            )
 
 
 def _without_effect(settings: Settings, thresholds: Sequence[Effective]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import documents
-from monitor.documents import UnreadableError, one_line
+from monitor.documents import UnreadableError
 from monitor.errors import ConfigError
 from monitor.owner import ChangeableError, read_alone
 from monitor.policy.configuration import Source
@@ -23,8 +23,10 @@ _ALIKE = 0.86
 
 
 def read_own(path: str, known: Sequence[str]) -> dict[str, Any]:
-    """The own file, TOML by its suffix, else YAML; it may hold the ``known`` keys only."""
-    data = _read(path, toml=path.endswith(".toml"))
+    """The own file; it may hold the ``known`` keys only."""
+    if path.endswith(".toml"):
+        raise ConfigError(f"{path}: TOML is gone: write the file in YAML")
+    data = _read(path)
     for key in data:
         if key not in known:
             if instead := GONE_OPTIONS.get(key):
@@ -74,17 +76,12 @@ def read_text(path: str, remedy: str = "", *, alone: bool = False) -> str:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _read(path: str, toml: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML, JSON or TOML file. Root believes none that others can write: it may name commands."""
-    import tomllib
-
-    text = read_text(path, alone=os.geteuid() == 0)
+def _read(path: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file. Root believes none that others can write: it may name commands."""
     try:
-        data = tomllib.loads(text) if toml else value(text)
+        data = value(read_text(path, alone=os.geteuid() == 0))
     except UnreadableError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not TOML: {one_line(error)}; correct the syntax") from None
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -106,7 +106,7 @@ def _eviction(name: str, what: str, value: str, default: str = "none") -> Option
 
 OPTIONS: tuple[Option, ...] = (
     # Files
-    _file("config FILE", "Read this configuration file, YAML or TOML; keys are the option names.", own_file=False),
+    _file("config FILE", "Read this configuration file (YAML); keys are the option names.", own_file=False),
     # A node with a kubelet does not need it: outrace reads the kubelet's own settings, drop-ins included.
     _file("kubelet-config FILE", "Read this KubeletConfiguration, unchanged. [that of the kubelet of this node]"),
     # Node and pods

@@ -35,13 +35,10 @@ _OF_A_CLUSTER = (("evict_by", "--evict-by", "api", "kill"), ("node_taints", "--n
 
 
 class Resolved(NamedTuple):
-    """A configuration, and what it was made of: for those who explain it. `drop_ins`: those that were applied, in
-    order.
-    """
+    """A configuration, and what it was made of: for those who explain it."""
 
     config: RunConfig
     settings: Settings
-    drop_ins: tuple[Source, ...]
 
 
 def read(
@@ -138,10 +135,10 @@ def resolve(options: Mapping[str, Given], file: Source | None = None, drop_ins: 
         found["listen_host"], found["listen_port"] = found.pop("listen")
     settle_mode(found, origins)
     found["system_reserved"], found["kube_reserved"] = _reserved(settings)
-    config = RunConfig(**found, origins=origins, inputs=_to_inputs(settings, drop_ins))
+    config = RunConfig(**found, origins=origins, inputs=_to_inputs(settings))
     check_mode(config)
     _check_thresholds(config, settings, rules, {given.origin for given in own.values()})
-    return Resolved(config, settings, drop_ins)
+    return Resolved(config, settings)
 
 
 def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
@@ -160,16 +157,10 @@ def _by_gate(sources: Sequence[Source]) -> dict[str, Given]:
 
 # Thresholds and reservations with their origins, as JSON, as they were when the daemon read them. The daemon carries
 # them, so that `outrace config show` has what is in force also where a file has changed since.
-def _to_inputs(settings: Settings, drop_ins: Sequence[Source]) -> dict[str, Any]:
-    def kept(content: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: one for key, one in content.items() if key in KUBELET_KEYS}
-
-    of_files = [one._replace(content=kept(one.content)) for one in drop_ins]
+def _to_inputs(settings: Settings) -> dict[str, Any]:
+    values = {key: one for key, one in settings.values.items() if key in KUBELET_KEYS}
     # YAML has dates, JSON has none; no key of ours takes one.
-    text = json.dumps(
-        {**vars(settings), "values": kept(settings.values), "drop_ins": of_files}, default=str, skipkeys=True
-    )
-    found: dict[str, Any] = json.loads(text)
+    found: dict[str, Any] = json.loads(json.dumps({**vars(settings), "values": values}, default=str, skipkeys=True))
     return found
 
 
@@ -183,11 +174,10 @@ def resolved_again(config: RunConfig) -> Resolved:
     try:
         maps = {key: given(entries) for key, entries in kept["maps"].items()}
         settings = Settings(maps, given(kept["values"]), kept["origins"], kept["switched_off"])
-        drop_ins = tuple(Source(*one) for one in kept["drop_ins"])
     except (LookupError, TypeError, AttributeError):
         problem = "the running daemon's configuration is another release's"
         raise ConfigError(problem, "restart the daemon, or look without it: --no-daemon") from None
-    return Resolved(config, settings, drop_ins)
+    return Resolved(config, settings)
 
 
 def check_enforced(config: RunConfig, choice: Choice | None = None) -> None:
@@ -394,6 +384,6 @@ def over_the_kernels_share(config: RunConfig, share: int) -> RunConfig:
         config,
         eviction_hard=settings.texts(HARD),
         origins={**config.origins, "eviction_hard": origin},
-        inputs=_to_inputs(settings, resolved.drop_ins),
+        inputs=_to_inputs(settings),
         kernels_share=share,
     )

@@ -117,10 +117,10 @@ def test_the_configuration_is_accepted_and_gives_the_same(tmp_path: Path, argume
 
 def test_this_node() -> None:
     found = sized("--this-node")
-    assert found["inputs"]["memory_bytes"] == meminfo.mem_total()
-    assert found["inputs"]["huge_pages_bytes"] == meminfo.huge_pages()
-    assert found["inputs"]["cpu_millicores"] == (os.cpu_count() or 0) * 1000
-    assert found["inputs"]["data_disk_bytes"] == disks.file_system(disks.find_disks().nodefs).capacity
+    assert found["memory"]["capacity_bytes"] == meminfo.mem_total()
+    assert found["memory"]["huge_pages_bytes"] == meminfo.huge_pages()
+    assert found["cpu"]["capacity_millicores"] == (os.cpu_count() or 0) * 1000
+    assert found["data_disk"]["capacity_bytes"] == disks.file_system(disks.find_disks().nodefs).capacity
     # What is given wins. CCE's data disk is not the file system that was made on it.
     found = sized("--this-node", "--model", "cce-v2", "--memory", "16Gi", "--max-pods", "110")
     assert found["memory"]["allocatable_bytes"] == 14434 * MIB

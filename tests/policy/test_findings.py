@@ -16,15 +16,15 @@ MACHINE = Node({"memory.available": 10 * GI, "allocatableMemory.available": 8 * 
 ALL = dict(DEFAULT_HARD)
 
 
-def found(node: Node = MACHINE, drop_ins: tuple[Source, ...] = (), **content: Any) -> list[str]:
-    return findings(in_force(Source("file", content), drop_ins), drop_ins, node)
+def found(node: Node = MACHINE, **content: Any) -> list[str]:
+    return findings(in_force(Source("file", content)), node)
 
 
 def test_no_findings() -> None:
     assert (found(), found(evictionHard=ALL)) == ([], [])
-    assert findings(in_force(), (), Node()) == []
+    assert findings(in_force(), Node()) == []
     for name in ERAS:
-        assert findings(in_force(rules=era(name)), (), MACHINE, era(name)) == []
+        assert findings(in_force(rules=era(name)), MACHINE, era(name)) == []
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_line_below_huge_pages_is_never_met_before_1_37(text: str, gib: int, l
     node = replace(MACHINE, huge_pages=gib * GI)
     settings = in_force(Source("file", {"evictionHard": {**ALL, "memory.available": text}}))
     for name in ERAS:
-        found = [line for line in findings(settings, (), node, era(name)) if "huge pages" in line]
+        found = [line for line in findings(settings, node, era(name)) if "huge pages" in line]
         assert len(found) == (0 if name == CURRENT.name else lines)
         for line in found:
             assert line.startswith(f"file: evictionHard: memory.available: {text} is never met: under {name} huge")
@@ -147,11 +147,8 @@ def test_merging_defaults_is_advised_where_it_works() -> None:
     (by_file,) = found(evictionHard={"memory.available": "1Gi"})
     assert by_file.endswith("or set mergeDefaultEvictionSettings: true")
     flag = in_force(own={"evictionHard": Given({"memory.available": "1Gi"}, "--eviction-hard")})
-    (by_flag,) = findings(flag, (), MACHINE)
+    (by_flag,) = findings(flag, MACHINE)
     assert "mergeDefaultEvictionSettings" not in by_flag
-    drop_in = Source("d.conf", {"mergeDefaultEvictionSettings": True})
-    (in_drop_in,) = found(drop_ins=(drop_in,))
-    assert in_drop_in.startswith("d.conf: mergeDefaultEvictionSettings: has no effect in a drop-in")
 
 
 @pytest.mark.parametrize(
