@@ -51,7 +51,7 @@ def top(is_once: bool, output: str, no_daemon: bool, **flags: Any) -> None:
     Without a terminal, or with -o json: a frame each second, until you end it.
     """
     found = choose_daemon(flags, no_daemon)
-    node = Node(resolve_here(flags).config if found is None else found.config, found, is_live=not is_once)
+    node = Node(resolve_here(flags).config if found is None else found.config, found)
     is_drawn = output == "table" and not is_once and sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
     frame: Frame | None = None
     try:
@@ -119,7 +119,7 @@ def _followed(node: Node) -> Node:
         if now.config == node.daemon.config:
             node.daemon = now  # of another process, perhaps
             return node
-        made = Node(now.config, now, node.is_live)
+        made = Node(now.config, now)
     except (MonitorError, OSError, ValueError, TypeError):
         return node
     node.close()

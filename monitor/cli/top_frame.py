@@ -12,7 +12,7 @@ from monitor.cli.daemons import Daemon
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs, meminfo
 from monitor.kernel.cgroupfs import Reading
-from monitor.link.daemon_socket import LIVE_PATH, SUMMARY_PATH
+from monitor.link.daemon_socket import SUMMARY_PATH
 from monitor.pods.model import FoundPod
 from monitor.pods.source import open_for
 from monitor.policy.compat import quotient
@@ -39,13 +39,10 @@ Frame = Mapping[str, Any]
 class Node:
     """The node a frame is about: the machine, or the cgroup given as ``--node-cgroup``; and its pods, until `close`."""
 
-    def __init__(self, config: RunConfig, daemon: Daemon | None = None, is_live: bool = False) -> None:
-        """``daemon``: its figures are shown; None: those of the cgroup files. ``is_live``: frames follow each other,
-        and the daemon's hot process is not asked for them. Raises MonitorError.
-        """
+    def __init__(self, config: RunConfig, daemon: Daemon | None = None) -> None:
+        """``daemon``: its figures are shown; None: those of the cgroup files. Raises MonitorError."""
         self.config = config
         self.daemon = daemon
-        self.is_live = is_live
         self._era = era(config.policy)
         self.hierarchy = cgroupfs.detect()
         self._memory = meminfo.MemTotal()
@@ -108,7 +105,7 @@ class Node:
     def _asked(self, daemon: Daemon) -> Found:
         """Raises MonitorError."""
         try:
-            summary = json.loads(daemon.get(LIVE_PATH if self.is_live else SUMMARY_PATH))
+            summary = json.loads(daemon.get(SUMMARY_PATH))
             reported = {"status": {}, **summary.get("outrace", {})}
             known = {"name": daemon.name, "pid": daemon.info.hot_pid, "version": daemon.info.version}
             reported["daemon"] = known | {key: reported["status"].get(key) for key in _STATUS}

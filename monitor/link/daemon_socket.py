@@ -17,11 +17,9 @@ from typing import Any, NamedTuple
 from monitor.owner import changed_by
 from monitor.race.codec import RecordError, decode
 
-#: Paths that are answered: what the daemon is (`DaemonInfo`), its figures as on `--listen`, and the same for a client
-#: that polls every second: they cost the hot process nothing.
+#: Paths that are answered: what the daemon is (`DaemonInfo`), and its figures as on `--listen`.
 INFO_PATH = "/daemon"
 SUMMARY_PATH = "/stats/summary"
-LIVE_PATH = "/stats/live"
 #: Counted up when a field changes its meaning; a command ignores fields that it does not know.
 PROTOCOL = 1
 #: Its name in the run directory.

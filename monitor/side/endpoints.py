@@ -24,7 +24,6 @@ from monitor.actions.status import timestamp
 from monitor.kernel.cgroupfs import Reading
 from monitor.link.daemon_socket import (
     INFO_PATH,
-    LIVE_PATH,
     PROTOCOL,
     SOCKET,
     SUMMARY_PATH,
@@ -88,16 +87,14 @@ class Summary:
     health: Health
     races: Callable[[], Races | None]
 
-    def respond(self, *, is_live: bool = False) -> Response:
+    def respond(self) -> Response:
         """Of this moment; from any thread, without a request to the hot process. Far from every threshold the counters
-        stand still, and the figures are those of the cgroup files then. ``is_live``: for frames that follow each other.
+        stand still, and the figures are those of the cgroup files then.
         """
-        return Response(200, "application/json", json.dumps(self.made(waits=not is_live)).encode())
+        return Response(200, "application/json", json.dumps(self.made()).encode())
 
-    def made(self, *, waits: bool = False) -> dict[str, Any]:
-        """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers.
-        ``waits``: the kernel's victim is looked for now.
-        """
+    def made(self) -> dict[str, Any]:
+        """The Summary object: node, its "pods" system container (kubepods), and every pod with its containers."""
         node, races = self.node, self.races()
         now, started = timestamp(time.time()), timestamp(node.started)
         domains = self.figures.domains()
@@ -110,7 +107,7 @@ class Summary:
         ours = {
             "braked": node.braked,
             "held": node.shown_holds(),
-            "kernel_victim": None if races is None else _victim(races.kernels_victim(waits=waits)[0]),
+            "kernel_victim": None if races is None else _victim(races.kernels_victim(waits=True)[0]),
             "stalls": {} if races is None else {uid: round(share, 3) for uid, share in races.stalls.shares.items()},
             "status": self._status(),
         }
@@ -196,7 +193,6 @@ def serve_commands(node: NodeState, health: Health, summary: Summary, log: Log) 
     routes: dict[str, Route] = {
         INFO_PATH: lambda _: _info(node, health),
         SUMMARY_PATH: lambda _: summary.respond(),
-        LIVE_PATH: lambda _: summary.respond(is_live=True),
     }
     paced = {name: Shared({name: route}, failed, CPU_SHARE) for name, route in routes.items()}
     Server(listener, paced, failed, max_connections=MAX_COMMANDS, share=CPU_SHARE).start()
