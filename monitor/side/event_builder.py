@@ -8,12 +8,11 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.domains import Reading
 from monitor.kernel.kmsg import LoggedKill
 from monitor.link import messages
@@ -22,11 +21,11 @@ from monitor.policy.thresholds import kubelets
 from monitor.race import episode
 from monitor.race import events as ev
 from monitor.race.episode import PRESSURE, STALL, Episode, State
-from monitor.race.events import NODE, Sample, Watched
+from monitor.race.events import NODE, Watched
 from monitor.side.cgroup_names import CgroupNames, NamedCgroup
 from monitor.side.export.log import Log
 from monitor.side.holds import FOR_MEMORY, Holds
-from monitor.side.judge import WallClock
+from monitor.side.judge import wall_offset_ns
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
 from monitor.side.oom_events import OomEvents, made, ranked
 
@@ -37,6 +36,9 @@ if TYPE_CHECKING:
 SAMPLE_NEAR_NS = 1_000_000_000
 #: The same otherwise, and that of a pod whose figures do not change.
 SAMPLE_FAR_NS = 10_000_000_000
+#: The wall clock and CLOCK_MONOTONIC are adjusted to the same rate, so their difference changes only when the first is
+#: set (or the machine was suspended, which the second does not count). What is less is how well it can be read.
+STEP_NS = 5_000_000
 #: What counts as lost -> the counters of it (`lost_` of the programs).
 _LOST = {"cross": "cross", "oom": "oom", "kill": "kill", "exit": "exit", "reclaim": "reclaim", "step": "sample"}
 #: A message dropped between the hot process and here -> what counts as lost. A dropped `clear` or `state` is no loss:
@@ -52,52 +54,6 @@ _DROPPED = {
     "oom_reclaim": "reclaim",
     "flight": "sample",
 }
-
-
-@dataclass
-class Sampler:
-    """``feed`` takes the samples, in order."""
-
-    hierarchy: Hierarchy
-    figures: Figures
-    names: CgroupNames
-    feed: Callable[[Sample], None]
-    _sampled_ns: int = 0
-    _still: dict[int, tuple[Reading, int]] = field(default_factory=dict)  # cgroup id -> its last sample, when that was
-
-    def sample(self, now_ns: int) -> None:
-        self._sampled_ns = now_ns
-        table = self.figures.table
-        before, self._still = self._still, {}
-        for at in self.names.ids():
-            named = self.names.of_cgroup(at)
-            reading = table.read(at) if table is not None else self._from_files(named)
-            if reading is None:
-                continue
-            # 110 pods that do not change would cost 5 ms of CPU in every second.
-            last, since_ns = before.get(at, (None, 0))
-            if named.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
-                self._still[at] = (reading, since_ns)
-                continue
-            self._still[at] = (reading, now_ns)
-            self.take(now_ns, named, reading.usage, reading.inactive_file, reading.active_file)
-
-    def due_ns(self) -> int:
-        return self._sampled_ns + (SAMPLE_NEAR_NS if self.figures.stats.get("armed") else SAMPLE_FAR_NS)
-
-    def _from_files(self, named: NamedCgroup) -> Reading | None:
-        """A cgroup's memory where there is no BPF table; None if it is gone."""
-        try:
-            return cgroupfs.read_cgroup(self.hierarchy, self.hierarchy.root / named.path.lstrip("/"))
-        except MonitorError:
-            return None
-
-    def take(self, ts_ns: int, named: NamedCgroup, usage: int, inactive: int, active: int) -> None:
-        """One sample of one cgroup, in bytes."""
-        if named.kind == "container":
-            return  # its pod's sample covers it
-        domain = named.kind if named.kind in ("node", "kubepods") else named.path
-        self.feed(Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active))
 
 
 def lost(figures: Figures) -> Counter[str]:
@@ -171,13 +127,15 @@ class EventBuilder:
     def __post_init__(self) -> None:
         node = self.node
         self._state = State()
-        self._clock = WallClock(self.feed)
+        self._offset_ns: int | None = None  # of the wall clock, and when it was read
+        self._offset_read_ns = 0
         self._names = CgroupNames(node.hierarchy, node.node_path)
         self._watched: dict[tuple[str, str, bool], ev.Watched] = {}
         self._crossed: set[tuple[str, str, bool]] = set()  # crossed, and not reported to be clear again
         calls = self.feed, self._is_pressed
         self._oom_events = OomEvents(node, self._names, *calls, self.log, self.figures.counts)
-        self._sampler = Sampler(node.hierarchy, self.figures, self._names, self.feed)
+        self._sampled_ns = 0
+        self._still: dict[int, tuple[Reading, int]] = {}  # cgroup id -> its last sample, when that was
         self._lost, self._lost_ns = lost(self.figures), self.now()
         self._evicted: deque[str] = deque(maxlen=_MOST_EVICTED)  # pods that outrace evicted
         self._reported: deque[tuple[str, str]] = deque(maxlen=_MOST_REPORTED)  # uid and name of those the kubelet did
@@ -198,7 +156,7 @@ class EventBuilder:
         handler = getattr(self, f"_on_{type(message).__name__.lower()}", None)
         if handler is not None:
             now = self.now()
-            self._clock.look(now)
+            self._look_at_clock(now)
             told_ns: int = getattr(message, "ts_ns", now)
             if isinstance(message, messages.Gone):  # sent when its memory is back
                 told_ns = message.settled_ns or told_ns
@@ -229,7 +187,7 @@ class EventBuilder:
 
     def due_s(self) -> float:
         ticks_ns = self._ticked_ns + TICK_NS if self.open else None
-        dues = self._sampler.due_ns(), ticks_ns, self._urgent_ns, self._oom_events.due_ns()
+        dues = self._sample_due_ns(), ticks_ns, self._urgent_ns, self._oom_events.due_ns()
         due = max(min(due for due in dues if due is not None), self._caught_up_ns)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns + PATIENCE_NS)
@@ -239,20 +197,65 @@ class EventBuilder:
         """Also just after: a pod that obeys a kubelet's SIGTERM frees its memory before its sandbox is killed."""
         return bool(self._crossed) or any(o.key == PRESSURE for o in self._state.open)
 
+    def _look_at_clock(self, now_ns: int) -> None:
+        """To be called before an event of this moment is fed. What happened since the last call is dated by a new
+        setting: an event is heard of milliseconds after it happened, a setting up to 10 s after it was made.
+        """
+        offset, before = wall_offset_ns(), self._offset_ns
+        if before is None or abs(offset - before) >= STEP_NS:
+            self.feed(ev.Clock(now_ns if before is None else self._offset_read_ns + 1, offset))
+            self._offset_ns = offset
+        self._offset_read_ns = now_ns
+
+    def _sample_due_ns(self) -> int:
+        return self._sampled_ns + (SAMPLE_NEAR_NS if self.figures.stats.get("armed") else SAMPLE_FAR_NS)
+
+    def sample(self, now_ns: int) -> None:
+        """The flight recorder: the memory of the node, of kubepods and of each pod."""
+        self._sampled_ns = now_ns
+        before, self._still = self._still, {}
+        for at in self._names.ids():
+            named = self._names.of_cgroup(at)
+            reading = self._reading(at, named)
+            if reading is None:
+                continue
+            # 110 pods that do not change would cost 5 ms of CPU in every second.
+            last, since_ns = before.get(at, (None, 0))
+            if named.kind == "pod" and last == reading and now_ns - since_ns < SAMPLE_FAR_NS:
+                self._still[at] = (reading, since_ns)
+                continue
+            self._still[at] = (reading, now_ns)
+            self._take_sample(now_ns, named, reading.usage, reading.inactive_file, reading.active_file)
+
+    def _reading(self, at: int, named: NamedCgroup) -> Reading | None:
+        """A cgroup's memory: from its files where there is no BPF table; None if it is gone."""
+        if self.figures.table is not None:
+            return self.figures.table.read(at)
+        try:
+            return cgroupfs.read_cgroup(self.node.hierarchy, self.node.hierarchy.root / named.path.lstrip("/"))
+        except MonitorError:
+            return None
+
+    def _take_sample(self, ts_ns: int, named: NamedCgroup, usage: int, inactive: int, active: int) -> None:
+        """One sample of one cgroup, in bytes; its pod's covers a container."""
+        if named.kind != "container":
+            domain = named.kind if named.kind in ("node", "kubepods") else named.path
+            self.feed(ev.Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active))
+
     def end(self) -> None:
         self.feed(ev.End(self.now()))
 
     def turn(self) -> None:
         """Do what is due: sample the counters, feed the time."""
         now = self.now()
-        self._clock.look(now)
+        self._look_at_clock(now)
         if now < self._caught_up_ns:
             if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
                 self._judge_ongoing()
             return
-        if now >= self._sampler.due_ns():
+        if now >= self._sample_due_ns():
             self.update_pods()
-            self._sampler.sample(now)
+            self.sample(now)
         lost_now = lost(self.figures)
         for what, number in (lost_now - self._lost).items():
             self.feed(ev.Lost(now, self._lost_ns, what, number))
@@ -358,4 +361,4 @@ class EventBuilder:
 
     def _on_flight(self, message: messages.Flight) -> None:
         for ts, cgroup, usage, inactive, active in message.samples:
-            self._sampler.take(ts, self._names.of_cgroup(cgroup), usage, inactive, active)
+            self._take_sample(ts, self._names.of_cgroup(cgroup), usage, inactive, active)

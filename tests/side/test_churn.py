@@ -115,7 +115,7 @@ class Node:
         self.pods.turn()
         self.processes.turn()
         self.builder.update_pods()
-        self.builder._sampler.sample(int(self.now_s * S))
+        self.builder.sample(int(self.now_s * S))
         while True:
             try:
                 self.hot.recv(1 << 16)
@@ -138,7 +138,6 @@ class Node:
             "scores": self.processes.scores,
             "lines": self.log.budget,
             "builder": self.builder,
-            "sampler": self.builder._sampler,
             "oom events": self.builder._oom_events,
         }
         return {
