@@ -108,7 +108,8 @@ class Holds:
                 return ""
             new, since_ns = False, before.since_ns
         else:
-            new, since_ns = True, message.since_ns or message.ts_ns
+            new = True
+            since_ns = message.since_ns or message.ts_ns
             self.begun[message.reason] += 1
         self.node.held = {**self.node.held, message.pod: message._replace(since_ns=since_ns)}
         if message.left_out is None:
