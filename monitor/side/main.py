@@ -225,8 +225,8 @@ class Side:
             if message is None:
                 self._ending = True
                 return
-            self.processes.handle(message)
             self.messages.handle(message)
+            self.processes.handle(message)  # by the node's state, which has the message now
 
     def _open_pins(self) -> None:
         """Open the BPF table; without it the figures come from the cgroup files."""

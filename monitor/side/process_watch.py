@@ -196,6 +196,7 @@ class ProcessWatch(WatchedThread):
         self._doubted = ("", -DOUBT_S)  # a pod's uid, and when
         self._feed: ProcessFeed | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.wake = partial(os.eventfd_write, self._wake_fd, 1)
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
 
@@ -211,9 +212,6 @@ class ProcessWatch(WatchedThread):
             self._poll.register(self._feed.fileno(), select.POLLIN)
 
     # the loop's
-
-    def wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
 
     def handle(self, message: Message) -> None:
         is_due = self.marks is not None and self.marks.take(message)

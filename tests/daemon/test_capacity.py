@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs, meminfo
+from monitor.kernel.procfs import readable
 from monitor.lab.node import LabNode
 from monitor.policy.signals import ALLOCATABLE_MEMORY, MEMORY
 from monitor.policy.thresholds import parse_thresholds
@@ -127,8 +128,12 @@ def test_scores_are_of_the_whole_memory(node: str | None, tmp_path: Path) -> Non
     total = meminfo.mem_total()
     parts = Parts(RunConfig(state_dir=str(tmp_path), node_cgroup=node), cgroupfs.Hierarchy(2, tmp_path), total)
     handler, processes = parts.handler(), parts.processes()
-    for capacity in (total - GIB, total - GIB, total - 2 * GIB):
-        assert handler.handle(STATE._replace(observation={"node": {"capacity": capacity}}))
+    for capacity, wakes in ((total - GIB, True), (total - GIB, False), (total - 2 * GIB, True)):
+        state = STATE._replace(observation={"node": {"capacity": capacity}})
+        assert handler.handle(state)
+        processes.handle(state)
+        assert readable(processes._wake_fd, 0) is wakes
+        processes.rest(0.0, 0.0)
         processes.turn()
         assert parts.node.capacity == capacity
         assert processes.scores.capacity == (total if node is None else capacity)
