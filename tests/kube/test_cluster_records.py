@@ -146,16 +146,6 @@ def cluster(config: ClusterConfig, api: FakeApiServer, tmp_path: Path) -> Iterat
     made.close()
 
 
-def test_an_eviction_is_written_to_the_cluster(cluster: Cluster, api: FakeApiServer, in_time: None) -> None:
-    cluster.evicting(evicted(api), time.monotonic_ns())
-    until(lambda: _phase(api) == "Failed")
-    assert relist(api, "web") == "Failed"
-    until(lambda: cluster.reports.fates[TAKEN] == 1)
-    until(lambda: reasons(api) == BOTH)
-    assert next(one.method for one in api.asked if one.method in ("PATCH", "POST")) == "PATCH", "the status goes first"
-    until(lambda: cluster.reports._reports == [])
-
-
 @pytest.mark.parametrize("how", ["late", "gone", "accepted"])
 def test_a_status_holds_up_no_event_once_it_is_accepted_late_or_of_a_pod_that_is_gone(
     how: str, cluster: Cluster, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
@@ -233,6 +223,9 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
             until(lambda: _phase(api) == "Failed")
             assert relist(api, "web") == "Failed"
             until(lambda: cluster.reports.fates[TAKEN] == 1)
+            until(lambda: reasons(api) == BOTH)
+            first = next(one.method for one in api.asked if one.method in ("PATCH", "POST"))
+            assert first == "PATCH", "the status goes first"
             api.store.create("pods", pod("db"))
             cluster.evicting(evicted(api, "db"), time.monotonic_ns() - int(700e9))  # too long ago for a status
             until(lambda: len(receiver.got()) == 1)
