@@ -20,7 +20,7 @@ from monitor.errors import ConfigError, MonitorError
 from monitor.policy.errors import PolicyError
 from monitor.race.incident import FLAGS, VERDICTS
 from monitor.settings.config import STATE_DIR
-from monitor.side.incidents import FOLDER, OLD_FILE, IncidentReader, UnknownIncident
+from monitor.side.incidents import FOLDER, IncidentReader, UnknownIncident
 
 #: Columns where stdout is no terminal.
 _WIDTH = 120
@@ -42,9 +42,6 @@ class Moment(click.ParamType[float]):
 
 def complain(reader: IncidentReader) -> None:
     """After what could be read: what could not."""
-    if (old := reader.path.with_name(OLD_FILE)).exists():
-        text = "are not shown: outrace 0.1 reads them, and you may delete that file"
-        click.echo(f"incidents of an earlier version, in {old}, {text}", err=True)
     if reader.unreadable:
         raise MonitorError(f"{reader.unreadable} incidents in {reader.path} are damaged and not shown")
 

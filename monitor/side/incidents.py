@@ -21,8 +21,6 @@ from monitor.kernel.durable import replace_file
 from monitor.owner import ChangeableError, changed_by, check_alone, mend, others
 
 FOLDER = "incidents"
-#: What a version before had: SQLite, which only that version reads.
-OLD_FILE = "incidents.db"
 MAX_BYTES = 64 << 20
 KEEP = 2000
 #: Bytes of an id in a file's name, which may have 255: a user chooses the name of a unit, and so the end of an id.

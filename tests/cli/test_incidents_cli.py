@@ -116,16 +116,6 @@ def test_nothing_stored_yet(tmp_path: Path) -> None:
         live.one_line(incidents("show", "latest", "--state-dir", str(directory)), 1, "no incidents stored in")
 
 
-def test_the_store_of_a_version_before_is_named(tmp_path: Path) -> None:
-    (tmp_path / "incidents.db").touch()
-    IncidentStore(tmp_path / "incidents").add(EVICTION_WON)
-    done = incidents("list", "--state-dir", str(tmp_path))
-    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
-    told = f"incidents of an earlier version, in {tmp_path}/incidents.db, are not shown"
-    assert done.stderr.startswith(told)
-    assert incidents("show", "20260101", "--state-dir", str(tmp_path)).stderr.startswith(told)
-
-
 def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:
     shutil.copytree(state, tmp_path, dirs_exist_ok=True)
     (tmp_path / "incidents" / f"{OWN_LIMIT['id']}.json").write_text("{")
