@@ -55,8 +55,6 @@ _MARK = b"\xf5REC"
 _HEAD = struct.Struct("<4sIIQI")
 _FIRST_LINE = 32  # bytes, far more than it has
 _SHAPE = {"n": int, "k": str, "v": dict}  # of a record
-#: What reading raises: a block is compressed.
-_UNREADABLE = (OSError, zlib.error)
 
 
 @dataclass(eq=False)
@@ -223,7 +221,7 @@ class Reader:
     def _check_first_line(self) -> None:
         try:
             line = self._file.readline(_FIRST_LINE)
-        except _UNREADABLE:
+        except OSError:
             line = b""
         version = line[len(MAGIC) : -1]
         if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
@@ -240,13 +238,10 @@ class Reader:
         try:
             while head := self._file.read(_HEAD.size):
                 plain, length = self._block(head)
-                for line in plain.splitlines():
-                    yield _parsed(line)
+                yield from map(json.loads, plain.splitlines())
                 self._offset += length
-        except ValueError as error:
+        except (ValueError, RecursionError, OSError) as error:
             self.spoilt(str(error))
-        except _UNREADABLE as error:
-            self.spoilt(f"it cannot be read on: {error}")
 
     def _block(self, head: bytes) -> tuple[bytes, int]:
         """What a block holds, unpacked, and its length in the file. Raises ValueError that says how it is damaged."""
@@ -267,13 +262,6 @@ class Reader:
         if len(plain) != plain_size:
             raise ValueError("a block has another size than it says")
         return plain, _HEAD.size + size
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"a record is no JSON: {error}") from None
 
 
 # the recorder of the daemon
