@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 #: Time between two samples, and of a subject that waits for more than half of its line.
 PACE_NS, NEAR_NS = 1_000_000_000, 250_000_000
+#: ... and of one without pressure files (cgroup v1), which takes as long as reading them.
+UNKNOWN_PACE_NS = 5_000_000_000
 #: While the whole machine waited no longer than this, no pod did: microseconds. (The kernel weighs CPUs by their work,
 #: so a pod on one of 64 may have waited for 64 times as long: for 6 % of a second.)
 _CALM_US = 1000
@@ -189,6 +191,7 @@ class Stalls:
             one.files = pressure.PROC if whole else pressure.directory_of(self.node.hierarchy, self._v2, one.cgroup)
         load = self._load(one, now_ns)
         if load is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
+            one.due_ns = now_ns + (UNKNOWN_PACE_NS if one.files is None else PACE_NS)
             one.files = one.again = None
             one.loads.clear()
             if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
