@@ -5,13 +5,10 @@ A threshold wins where what is taken from the crossing until growth ends stays b
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
+from math import ceil
 
 from monitor.policy.hold import STOP_NS
-
-#: No memory grows by more bytes a second.
-_FASTEST = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +22,6 @@ class Reaction:
     worst_ms: int
     rule: str
     through: int | None = None
-
-    def need_at(self, rate: int, ms: int) -> float:
-        """Bytes that must be available at the crossing, for steady growth of ``rate`` bytes/s and ``ms``.
-
-        When the brake is on, what a pod takes until it is held has to be left above the kill threshold
-        (`monitor.policy.hold.second_line`), which is a quarter of what is left, or as much as is taken until a kill has
-        worked, but no more than three quarters.
-        """
-        taken = rate * ms / 1000
-        if self.through is None:
-            return taken
-        return taken + max(taken + self.through, 4 * max(taken, self.through) / 3)
 
 
 #: Real kubelet 1.36.2: its loop comes every 10 s, and a pod that ignores SIGTERM is dead 2.03 s after the decision.
@@ -58,6 +43,13 @@ REACTIONS = (KUBELET, HOLD, ENFORCE)
 
 
 def survived(room: int, reaction: Reaction, ms: int) -> int | None:
-    """The fastest steady growth, in whole bytes/s, whose need is below ``room`` bytes; None: there is none."""
-    too_fast = bisect_left(range(_FASTEST), float(room), key=lambda rate: reaction.need_at(rate, ms))
-    return too_fast - 1 if too_fast else None
+    """The fastest steady growth, in whole bytes/s, that ``room`` bytes survive for ``ms``; None: there is none.
+
+    When a brake is on, what a pod takes until it is held has to be left above the kill threshold
+    (`monitor.policy.hold.second_line`), which is a quarter of what is left, or as much as is taken until a kill has
+    worked, but no more than three quarters.
+    """
+    taken, through = float(room), reaction.through
+    if through is not None:
+        taken = min((room - through) / 2, room * 3 / 7, room - through * 4 / 3)
+    return ceil(taken * 1000 / ms) - 1 if taken > 0 else None

@@ -14,7 +14,10 @@ BEYOND = st.integers(0, 1 << 34)
 
 def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
     """The least threshold (bytes) for ``rate`` bytes/s."""
-    return beyond + int(reaction.need_at(rate, reaction.worst_ms)) + 1
+    need = taken = rate * reaction.worst_ms / 1000
+    if reaction.through is not None:
+        need += max(taken + reaction.through, 4 * max(taken, reaction.through) / 3)
+    return beyond + int(need) + 1
 
 
 @pytest.mark.parametrize(
