@@ -170,8 +170,8 @@ def world(f: Facts) -> World | None:
     cut = f.cut_ns
     assumed = cut is not None and cut != oom
     if cut is not None and assumed:
-        rate, used = growth(f.usage, cut), [used for ts, used in sorted(f.usage) if ts <= cut]
-        oom = None if rate is None or f.limit is None else cut + max(0.0, f.limit - used[-1]) / rate * 1e9
+        lasts_ns = f.lasts_ns(cut)
+        oom = None if lasts_ns is None else cut + lasts_ns
     sets, capacity = _domains(f)
     if not sets:
         return None

@@ -149,6 +149,13 @@ class Facts:
         seen = [used for ts, used in self.usage if ts >= self.crossed_ns]
         return max(0, self.limit - max(seen)) if seen else None
 
+    def lasts_ns(self, at_ns: int) -> float | None:
+        """How long what was left then lasts at the growth before it; None: not known, or no growth."""
+        rate, before = growth(self.usage, at_ns), [used for ts, used in self.usage if ts <= at_ns]
+        if rate is None or self.limit is None or not before:
+            return None
+        return max(0, self.limit - before[-1]) / rate * 1e9
+
 
 def _marks(events: Iterable[ev.Event]) -> list[ev.Mark]:
     """All marks, with the scope of those that SysRq f asked for: the log names one process of a group that dies."""

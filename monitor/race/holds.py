@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monitor.race.codec import Record
 from monitor.race.events import KUBELET, KubeletEvicted, PodHeld, PodReleased
-from monitor.race.facts import Facts, growth
+from monitor.race.facts import Facts
 from monitor.race.units import size, span
 
 #: Why a hold ended that the kubelet did not answer, or answered with another pod.
@@ -45,6 +45,7 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
     found = []
     for key in last:
         hold, end = first[key], ends.get(key)
+        lasts_ns = f.lasts_ns(hold.ts_ns) if hold.ts_ns == begun[0].ts_ns else None
         found.append(
             HeldPod(
                 pod=hold.pod_name,
@@ -55,20 +56,12 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
                 ms=round((end.held_ns if end is not None else max(0, f.episode.end_ns - hold.ts_ns)) / 1e6, 3),
                 why=end.why if end is not None else "",
                 grew_bytes=end.grew if end is not None else None,
-                lasts_ms=_lasts_ms(f, hold.ts_ns) if hold.ts_ns == start_ns else None,
+                lasts_ms=None if lasts_ns is None else round(lasts_ns / 1e6, 3),
                 by_kubelet=evicted.get(hold.pod, -1) >= hold.ts_ns,
                 instead=end.instead if end is not None else None,
             )
         )
     return tuple(found)
-
-
-def _lasts_ms(f: Facts, at_ns: int) -> float | None:
-    rate = growth(f.usage, at_ns)
-    before = [used for ts, used in f.usage if ts <= at_ns]
-    if rate is None or f.limit is None or not before:
-        return None
-    return round(max(0, f.limit - before[-1]) / rate * 1e3, 3)
 
 
 def _evicted_by_kubelet(f: Facts) -> dict[str, int]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from monitor.policy.signals import working_set
 from monitor.race.codec import Record, RecordError
-from monitor.race.episode import Episode
 from monitor.race.events import Crossing, Mark, Sample
 from monitor.race.facts import SIGNAL_OF, Facts, domain_of, used_by
 
@@ -91,7 +90,7 @@ def memory(f: Facts) -> Memory | None:
         draw(_of_signal(f, domain, signal), domain, None, signal, None)
     if episode.domain not in SIGNAL_OF:
         pod = next((m.pod_name or m.pod for m in (*f.kills, *f.exiting)), None)
-        draw(_of_usage(episode), episode.domain, pod, USAGE, f.limit)
+        draw(f.usage, episode.domain, pod, USAGE, f.limit)
     return Memory(tuple(lines), tuple(curves)) if curves else None
 
 
@@ -116,11 +115,3 @@ def _of_signal(f: Facts, domain: str, signal: str) -> Iterator[tuple[int, int]]:
         elif isinstance(event, Mark) and domain_of(event) == domain and signal == SIGNAL_OF[domain]:
             if event.oom_usage is not None and event.oom_inactive_file is not None:
                 yield event.ts_ns, working_set(event.oom_usage, event.oom_inactive_file)
-
-
-def _of_usage(episode: Episode) -> Iterator[tuple[int, int]]:
-    for event in episode.events:
-        if isinstance(event, Sample) and event.domain == episode.domain:
-            yield event.ts_ns, event.usage
-        elif isinstance(event, Mark) and event.oom_path == episode.domain and event.oom_usage is not None:
-            yield event.ts_ns, event.oom_usage
