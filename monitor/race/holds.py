@@ -40,7 +40,6 @@ def held_pods(f: Facts) -> tuple[HeldPod, ...]:
     first = {(e.pod, e.hold): e for e in reversed(begun)}
     last = {(e.pod, e.hold): e for e in begun}
     ends = {(e.pod, e.hold): e for e in f.episode.events if isinstance(e, PodReleased)}
-    start_ns = begun[0].ts_ns if begun else None
     evicted = _evicted_by_kubelet(f)
     found = []
     for key in last:

@@ -191,7 +191,7 @@ class Stalls:
             one.files = pressure.PROC if whole else pressure.directory_of(self.node.hierarchy, self._v2, one.cgroup)
         load = self._load(one, now_ns)
         if load is None or one.uid in self.node.held:  # not known is not 0; outrace itself stops a held pod
-            one.due_ns = now_ns + (UNKNOWN_PACE_NS if one.files is None else PACE_NS)
+            one.due_ns = _due(now_ns, UNKNOWN_PACE_NS if one.files is None else PACE_NS)
             one.files = one.again = None
             one.loads.clear()
             if one.stall is not None and now_ns - one.stall.above_ns >= stall.CALM_NS:
