@@ -310,8 +310,7 @@ class ValueNotes:
         """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
         found = set_back(mark)
         if not found.left:
-            if self._marks.get(mark.cgroup) is mark:  # else the cgroup was made anew
-                del self._marks[mark.cgroup]
+            self._marks.pop(mark.cgroup, None)
             with suppress(OSError, *WRONG), opened(mark.cgroup) as directory:
                 if identity_of(mark.cgroup) == mark.identity and self._ledger.is_own(directory):
                     self._ledger.forget(directory)
