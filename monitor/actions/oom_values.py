@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from monitor.actions.changes import identity_of, opened
-from monitor.actions.ledger import VALUES, WRONG, Ledger, Noted, body_of
+from monitor.actions.ledger import VALUES, WRONG, Ledger, Noted, noted_at
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import CgroupGone, failure
@@ -236,7 +236,7 @@ def container_of(pod: Path, cgroup: str) -> int:
 
 
 class ValueNotes:
-    """Of the daemon on ``state_dir``, each pod's at its cgroup. One thread uses it."""
+    """Of the daemon on ``state_dir``, each pod's at its cgroup. A pod is used by one thread at a time."""
 
     def __init__(self, state_dir: Path, most: int = MOST) -> None:
         self._ledger, self._most = Ledger(state_dir, VALUES), most
@@ -246,10 +246,14 @@ class ValueNotes:
         """With what an earlier one has noted at this very cgroup, and could not set back. Raises OSError."""
         mark, identity = self._marks.get(cgroup), identity_of(cgroup)
         if mark is None or mark.identity != identity:
-            mark, attribute = Mark(cgroup, identity, uid), self._ledger.attribute
-            with suppress(OSError, *WRONG):
-                mark.processes = parsed(Noted(cgroup, attribute, "", body_of(cgroup, attribute))).processes
-            self._marks = {path: one for path, one in self._marks.items() if path.exists()} | {cgroup: mark}
+            mark = Mark(cgroup, identity, uid)
+            for one in noted_at(cgroup, lambda _: None):
+                if one.attribute == self._ledger.attribute:
+                    with suppress(OSError, *WRONG):
+                        mark.processes = parsed(one).processes
+            for gone in [path for path in list(self._marks) if not path.exists()]:
+                self._marks.pop(gone, None)
+            self._marks[cgroup] = mark
         return mark
 
     def note(self, mark: Mark, found: Mapping[int, Seen]) -> dict[int, Seen]:
