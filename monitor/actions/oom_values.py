@@ -261,7 +261,7 @@ class ValueNotes:
         have are outrace's. Raises OSError, and then nothing may be written.
         """
         kept = mark.processes
-        new = {pid: _own(mark, pid, seen) for pid, seen in found.items()}
+        new = {pid: _own(seen, kept.get(pid)) for pid, seen in found.items()}
         if len(kept) + len(new) > mark.room:
             last = {seen.container: (pid, seen) for pid, seen in kept.items()}  # what they left gets its value
             kept = {**dict(last.values()), **running(kept)}
@@ -294,8 +294,7 @@ class ValueNotes:
         most = max(0, self._most - len(mark.processes.keys() - lower.keys()))
         new = {pid: lower[pid] for pid in sorted(lower, key=lambda pid: pid not in mark.processes)[:most]}
         if not mark.raised:  # later it may be inherited, which `restore` finds out
-            top = {pid: seen for pid, seen in found.items() if seen.old == RAISED}
-            now = mark.processes | {pid: s for pid, s in top.items() if _own(mark, pid, s) == s}
+            now = mark.processes | {pid: seen for pid, seen in found.items() if seen.old == RAISED}
             mark.processes = {pid: s for pid, s in now.items() if pid in inside or s.old != s.written}
         return self._raise(mark, self.note(mark, new)) if new else 0
 
@@ -336,13 +335,11 @@ def _seen(pid: int, container: int) -> Seen | None:
     return None if started is None or now is None else Seen(started, now, container)
 
 
-def _own(mark: Mark, pid: int, seen: Seen) -> Seen:
-    """With the process's own value, where the one that it has is outrace's, or was inherited from such a process."""
-    known = mark.processes.get(pid)
-    if known is not None and known.started == seen.started:
-        return seen._replace(old=known.old) if known.written == seen.old else seen
-    with Process(pid) as process:
-        return seen._replace(old=_inherited(mark, process, seen.started, seen.old, seen.old))
+def _own(seen: Seen, given: Seen | None) -> Seen:
+    """With the process's own value, where the one that it has is outrace's (`monitor.actions.oomadj`)."""
+    if given is None or (given.started, given.written) != (seen.started, seen.old):
+        return seen
+    return seen._replace(old=given.old)
 
 
 def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]]) -> Callable[[int, int], bool]:

@@ -238,30 +238,6 @@ def test_each_process_gets_its_own_value_back(pod: Path, tmp_path: Path) -> None
         assert os.listxattr(pod) == []
 
 
-@pytest.mark.parametrize(("request_", "value"), [("8Gi", 500), ("", 1000)])
-def test_what_was_forked_with_a_value_by_class_and_marked_then_gets_its_own(
-    pod: Path, tmp_path: Path, request_: str, value: int
-) -> None:
-    """Also where a mark is undone while its process is there, and the value by class is written again."""
-    notes = ValueNotes(tmp_path)
-    scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
-    with Puppet(pod) as parent:
-        write(parent.pid, 100)
-        scores.set_pod(found(pod, {"main": pod}, {"main": request_}))
-        both = [parent.pid, forked(parent, tmp_path / "child")]
-        assert [read(pid) for pid in both] == [value, value]
-        mark = notes.of(pod, "u")
-        for _ in range(2):
-            notes.raise_all(mark)
-        assert [read(pid) for pid in both] == [1000, 1000]
-        assert notes.restore(mark) == Restored(restored=2)
-        assert [read(pid) for pid in both] == [100, 100]
-        scores.set_back("u")
-        assert [read(pid) for pid in both] == [value, value]
-        notes.close()
-        assert [read(pid) for pid in both] == [100, 100]
-
-
 def test_of_two_values_by_class_the_own_one_comes_back(pod: Path, tmp_path: Path) -> None:
     """The pod's request changed, or another helper goes on."""
     with Puppet(pod) as one:
