@@ -35,14 +35,14 @@ OnProblem = Callable[[str], object]
 _MOST = 1 << 16
 _PREFIX = "trusted.outrace."
 #: What a note is of: holds of the hot process; soft brakes of the helper process, and memory.high that it raised for a
-#: stall (`monitor.side.relax`); and oom_score_adj that the helper has given processes (`monitor.actions.oom_values`).
-#: The end of the attribute's name.
-HOT, SIDE, RELAX, VALUES = "", "-side", "-relax", "-marks"
-#: Of processes, not of files of the cgroup; the second is undone only: outrace 0.2 noted values by QoS class apart.
-OF_PROCESSES = (VALUES, "-scores")
-ROLES = (HOT, SIDE, RELAX, *OF_PROCESSES)
+#: stall (`monitor.side.relax`); and oom_score_adj that the helper has given processes: for the OOM killer, by their QoS
+#: class (`monitor.actions.oom_values`). The end of the attribute's name.
+HOT, SIDE, RELAX, MARKS, SCORES = "", "-side", "-relax", "-marks", "-scores"
+ROLES = (HOT, SIDE, RELAX, MARKS, SCORES)
+#: Of processes, not of files of the cgroup.
+OF_PROCESSES = (MARKS, SCORES)
 #: Why something is changed, by what the note is of.
-WHY = {HOT: "hold", SIDE: "soft brake", RELAX: "stall", **dict.fromkeys(OF_PROCESSES, "victim or QoS")}
+WHY = {HOT: "hold", SIDE: "soft brake", RELAX: "stall", MARKS: "victim", SCORES: "QoS"}
 #: Why nothing can be noted, until it is undone. (No pod writes these attributes.)
 LEFT = "what an earlier daemon changed is not undone"
 #: What a note that says something else raises.

@@ -1,9 +1,12 @@
 """oom_score_adj of a pod's processes that outrace changes, and how each gets its own value back.
 
 Two reasons: near a threshold every process of the next victim is raised to 1000, so that the kernel's OOM killer takes
-it first; and under enforce each process is given the value of its QoS class (`monitor.actions.oomadj`). What the
+it first (`MarkJournal`); and under enforce each process is given the value of its QoS class (`ScoreNotes`). What the
 processes had is noted at the pod's cgroup before the first one is written (`monitor.actions.ledger`): there is nothing
 at a process that could hold it. A note has at most 64 KiB, some 1,400 processes.
+
+Without CAP_SYS_RESOURCE a process may be lowered to the least that a process with it ever set (fs/proc/base.c,
+__set_oom_adj): a value raised without it may always be set back. So outrace drops it for the write, where it has it.
 """
 
 from __future__ import annotations
@@ -16,12 +19,12 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from monitor.actions.changes import identity_of, opened
-from monitor.actions.ledger import VALUES, WRONG, Ledger, Noted, noted_at
+from monitor.actions.ledger import MARKS, SCORES, WRONG, Ledger, Noted, noted_at
 from monitor.errors import MonitorError
 from monitor.kernel import cgroup_procs
 from monitor.kernel.cgroupfs import CgroupGone, failure
@@ -32,7 +35,7 @@ RAISED = 1000
 #: What runtimes give the one process of a pod's sandbox, and no other process of a pod. It has nothing to give back,
 #: and without it the whole pod is made anew.
 SANDBOX = -998
-#: Processes of a pod that are raised (28 us each), with others that are noted. The kernel kills one at a time.
+#: Processes of a pod that are raised (28 us each). The kernel kills one at a time.
 MOST = 1024
 #: A note of so many processes is looked through for ended ones: 30 us each, so not for each process that appears.
 _ROOM = 64
@@ -43,9 +46,10 @@ _LOOKS = 8
 _MOST_PARENTS = 32
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seen:
     """A process as it was before: when it was started, its value, and the container it was in (`container_of`).
-    ``written``: the value that it was given, ``since`` when, in ticks since boot; 0: raised for the OOM killer.
+    ``written``: the value that it was given, ``since`` when, in ticks since boot.
     """
 
     started: int
@@ -58,8 +62,8 @@ class Seen(NamedTuple):
 @dataclass(slots=True)
 class Mark:
     """A pod whose processes were given other values: its cgroup, and what they had before. Of a pod that is marked for
-    the OOM killer also those that had 1000 already. ``denied``: how many of them the kernel refused to raise. ``room``:
-    with more processes the note is looked through for ended ones.
+    the OOM killer also those that had 1000 already. ``denied``: how many of them the kernel refused. ``room``: with
+    more processes the note is looked through for ended ones.
     """
 
     cgroup: Path
@@ -71,17 +75,69 @@ class Mark:
 
     @property
     def raised(self) -> int:
-        """How many processes are raised for the OOM killer."""
-        return sum(not seen.since and seen.old != RAISED for seen in self.processes.values())
+        """How many processes have another value than their own."""
+        return sum(seen.old != RAISED for seen in self.processes.values())
 
 
 class Restored(NamedTuple):
-    """``restored``: processes that have their value again. ``left``: that the kernel refused (EACCES), or that were
-    found in the last look, so that there may be more.
+    """``restored``: processes that have their value again. ``denied``: the kernel refused (EACCES). ``left``: found in
+    the last look, so there may be more.
     """
 
     restored: int = 0
+    denied: int = 0
     left: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return not self.denied and not self.left
+
+
+class _Notes:
+    """What one reason (``role``) for other values has noted, each pod's at its cgroup."""
+
+    def __init__(self, state_dir: Path, role: str) -> None:
+        self._ledger = Ledger(state_dir, role)
+
+    def _begin(self, cgroup: Path, uid: str) -> Mark:
+        """With what is left of a mark of this very cgroup that could not be set back. Raises OSError."""
+        mark = Mark(cgroup, identity_of(cgroup), uid, room=_ROOM)
+        mark.processes = noted_in(cgroup, lambda one: one.attribute == self._ledger.attribute)
+        return mark
+
+    def _add(self, mark: Mark, new: Mapping[int, Seen]) -> None:
+        """Note these processes too, before they are written. Raises OSError, and then nothing may be."""
+        kept = mark.processes
+        if len(kept) + len(new) > mark.room:
+            last = {seen.container: (pid, seen) for pid, seen in kept.items()}  # what they left gets its value
+            kept = {**dict(last.values()), **running(kept)}
+            mark.room = 2 * (len(kept) + len(new)) + _ROOM
+        made = {**kept, **new}
+        rows = [[pid, s.started, s.old, s.container, s.written, s.since] for pid, s in made.items()]
+        with opened(mark.cgroup) as directory:
+            if identity_of(mark.cgroup) != mark.identity:
+                raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
+            self._ledger.note(directory, {"uid": mark.uid, "processes": rows})
+        mark.processes = made
+
+    def restore(self, mark: Mark) -> Restored:
+        """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
+        found = set_back(mark)
+        if found.complete:
+            with suppress(OSError, *WRONG), opened(mark.cgroup) as directory:
+                if identity_of(mark.cgroup) == mark.identity and self._ledger.is_own(directory):
+                    self._ledger.forget(directory)
+        return found
+
+
+def noted_in(cgroup: Path, is_wanted: Callable[[Noted], bool]) -> dict[int, Seen]:
+    """The processes in these notes at a cgroup."""
+    found = dict[int, Seen]()
+    for one in noted_at(cgroup, lambda _: None):
+        if is_wanted(one):
+            with suppress(OSError, *WRONG):
+                found |= parsed(one).processes
+    return found
 
 
 def parsed(one: Noted) -> Mark:
@@ -113,13 +169,17 @@ def set_back(mark: Mark) -> Restored:
     pids = {pid: seen.container for pid, seen in mark.processes.items()} | dict(_inside(mark))
     bases = _bases(mark)
     denied: set[int] = set()
-    for _ in range(_LOOKS):
-        left = sum(_set_back(mark, pid, container, bases, denied) for pid, container in pids.items())
-        restored += left
-        if not left:
-            break
-        pids = dict(_inside(mark))
-    return Restored(restored, left + len(denied))
+    with without(CAP_SYS_RESOURCE):
+        for _ in range(_LOOKS):
+            left = sum(_set_back(mark, pid, container, bases, denied) for pid, container in pids.items())
+            restored += left
+            if not left:
+                break
+            pids = dict(_inside(mark))
+    for pid in list(denied):  # a program with the capability wrote since
+        denied.discard(pid)
+        restored += _set_back(mark, pid, 0, bases, denied)
+    return Restored(restored, len(denied), left)
 
 
 def _inside(mark: Mark) -> list[tuple[int, int]]:
@@ -151,7 +211,7 @@ def _set_back(mark: Mark, pid: int, container: int, bases: dict[int | None, int]
         else:
             old = _inherited(mark, process, started, now, bases.get(container, bases.get(None, now)))
         try:
-            return old != now and put(process, old)
+            return old != now and process.set_oom_score_adj(old)
         except PermissionError:
             denied.add(pid)
             return False
@@ -185,20 +245,7 @@ def _bases(mark: Mark) -> dict[int | None, int]:
     return {key: max(counted.items(), key=lambda item: (item[1], item[0]))[0] for key, counted in counts.items()}
 
 
-def put(process: Process, value: int) -> bool:
-    """Give a process a value; False if it is gone. Raises PermissionError, OSError, MonitorError.
-
-    Without CAP_SYS_RESOURCE, as far as that is allowed: with it, the value is the least that the process itself may set
-    from then on (fs/proc/base.c, __set_oom_adj).
-    """
-    try:
-        with without(_CAP_SYS_RESOURCE):
-            return process.set_oom_score_adj(value)
-    except PermissionError:
-        return process.set_oom_score_adj(value)
-
-
-_CAP_SYS_RESOURCE = 24
+CAP_SYS_RESOURCE = 24
 #: _LINUX_CAPABILITY_VERSION_3 (linux/capability.h): two words of 32 capabilities.
 _VERSION = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -235,98 +282,53 @@ def container_of(pod: Path, cgroup: str) -> int:
     return zlib.crc32(os.fsencode(cgroup.removeprefix(str(pod)).lstrip("/").partition("/")[0]))
 
 
-class ValueNotes:
-    """Of the daemon on ``state_dir``, each pod's at its cgroup. A pod is used by one thread at a time."""
+class MarkJournal(_Notes):
+    """The marks of the daemon on ``state_dir`` for the OOM killer. One thread uses it at a time."""
 
     def __init__(self, state_dir: Path, most: int = MOST) -> None:
-        self._ledger, self._most = Ledger(state_dir, VALUES), most
-        self._marks: dict[Path, Mark] = {}
+        super().__init__(state_dir, MARKS)
+        self._most = most
 
-    def of(self, cgroup: Path, uid: str) -> Mark:
-        """With what an earlier one has noted at this very cgroup, and could not set back. Raises OSError."""
-        mark, identity = self._marks.get(cgroup), identity_of(cgroup)
-        if mark is None or mark.identity != identity:
-            mark = Mark(cgroup, identity, uid)
-            for one in noted_at(cgroup, lambda _: None):
-                if one.attribute == self._ledger.attribute:
-                    with suppress(OSError, *WRONG):
-                        mark.processes = parsed(one).processes
-            for gone in [path for path in list(self._marks) if not path.exists()]:
-                self._marks.pop(gone, None)
-            self._marks[cgroup] = mark
+    def mark(self, cgroup: Path, uid: str) -> Mark:
+        """Raise every process of this pod. Raises OSError where nothing can be noted or the pod is gone, and then
+        nothing is raised; MonitorError where its processes cannot be listed.
+        """
+        mark = self._begin(cgroup, uid)
+        self.look_again(mark)
         return mark
 
-    def note(self, mark: Mark, found: Mapping[int, Seen]) -> dict[int, Seen]:
-        """Note these processes too, before they are written; gives them with their own values, where those that they
-        have are outrace's. Raises OSError, and then nothing may be written.
-        """
-        kept = mark.processes
-        new = {pid: _own(seen, kept.get(pid)) for pid, seen in found.items()}
-        if len(kept) + len(new) > mark.room:
-            last = {seen.container: (pid, seen) for pid, seen in kept.items()}  # what they left gets its value
-            kept = {**dict(last.values()), **running(kept)}
-            mark.room = 2 * (len(kept) + len(new)) + _ROOM
-        made = {**kept, **new}
-        rows = [[pid, *seen] for pid, seen in made.items()]
-        with opened(mark.cgroup) as directory:
-            if identity_of(mark.cgroup) != mark.identity:
-                raise FileNotFoundError(errno.ENOENT, "the cgroup was made anew", str(mark.cgroup))
-            self._ledger.note(directory, {"uid": mark.uid, "processes": rows})
-        mark.processes = made
-        return new
-
-    def raise_all(self, mark: Mark) -> int:
-        """Raise every process of a pod for the OOM killer, and keep its value; how many that was. One that inherited
-        the value is left to `restore`. Raises OSError where nothing can be noted or the pod is gone, and then nothing
-        is raised; MonitorError where its processes cannot be listed.
+    def look_again(self, mark: Mark) -> int:
+        """Raise what is new and not raised, and keep its value; how many that was. A process that inherited the value
+        is left to `restore`. Raises as `mark` does.
         """
         found: dict[int, Seen] = {}
         inside = dict(pids_of(mark.cgroup))
         for pid, container in inside.items():
             seen, known = _seen(pid, container), mark.processes.get(pid)
-            if seen is not None and (known is None or (known.started, known.written) != (seen.started, RAISED)):
+            if seen is not None and (known is None or known.started != seen.started):
                 found[pid] = seen
-        before = [(s.container, s.old) for s in mark.processes.values() if not s.since and s.old != RAISED]
+        before = [(s.container, s.old) for s in mark.processes.values() if s.old != RAISED]
         may = may_raise(before, [(s.container, s.old) for s in found.values() if s.old > SANDBOX])
-        lower = {pid: s for pid, s in found.items() if SANDBOX < s.old < RAISED and may(s.container, s.old)}
-        if len(mark.processes) + len(lower) > self._most:
+        lower = [pid for pid, s in found.items() if SANDBOX < s.old < RAISED and may(s.container, s.old)]
+        if mark.raised + len(lower) > self._most:
             mark.processes = running(mark.processes)
-        most = max(0, self._most - len(mark.processes.keys() - lower.keys()))
-        new = {pid: lower[pid] for pid in sorted(lower, key=lambda pid: pid not in mark.processes)[:most]}
+        qos = noted_in(mark.cgroup, lambda one: one.role == SCORES) if lower else {}
+        new = {pid: _own(found[pid], qos.get(pid)) for pid in lower[: max(0, self._most - mark.raised)]}
         if not mark.raised:  # later it may be inherited, which `restore` finds out
             now = mark.processes | {pid: seen for pid, seen in found.items() if seen.old == RAISED}
-            mark.processes = {pid: s for pid, s in now.items() if pid in inside or s.old != s.written}
-        return self._raise(mark, self.note(mark, new)) if new else 0
-
-    @staticmethod
-    def _raise(mark: Mark, noted: Mapping[int, Seen]) -> int:
+            mark.processes = {pid: seen for pid, seen in now.items() if pid in inside}
+        if not new:
+            return 0
+        self._add(mark, new)
         raised = 0
-        for pid, seen in noted.items():
-            try:
-                with Process(pid) as process:
-                    raised += process.started() == seen.started and put(process, RAISED)
-            except (PermissionError, MonitorError):
-                mark.denied += 1
+        with without(CAP_SYS_RESOURCE):
+            for pid, seen in new.items():
+                try:
+                    with Process(pid) as process:
+                        raised += process.started() == seen.started and process.set_oom_score_adj(RAISED)
+                except (PermissionError, MonitorError):
+                    mark.denied += 1
         return raised
-
-    def restore(self, mark: Mark) -> Restored:
-        """`set_back`; the note goes, unless a process could not be set back. Raises OSError, MonitorError."""
-        found = set_back(mark)
-        if not found.left:
-            self._marks.pop(mark.cgroup, None)
-            with suppress(OSError, *WRONG), opened(mark.cgroup) as directory:
-                if identity_of(mark.cgroup) == mark.identity and self._ledger.is_own(directory):
-                    self._ledger.forget(directory)
-        return found
-
-    def close(self, timeout_s: float = 2.0) -> None:
-        """Give every process its own value back. What cannot be in that time is noted, for the next start."""
-        until = time.monotonic() + timeout_s
-        for mark in list(self._marks.values()):
-            if time.monotonic() > until:
-                return
-            with suppress(OSError, MonitorError):
-                self.restore(mark)
 
 
 def _seen(pid: int, container: int) -> Seen | None:
@@ -339,7 +341,7 @@ def _own(seen: Seen, given: Seen | None) -> Seen:
     """With the process's own value, where the one that it has is outrace's (`monitor.actions.oomadj`)."""
     if given is None or (given.started, given.written) != (seen.started, seen.old):
         return seen
-    return seen._replace(old=given.old)
+    return replace(seen, old=given.old)
 
 
 def may_raise(before: Iterable[tuple[int, int]], found: Iterable[tuple[int, int]]) -> Callable[[int, int], bool]:
@@ -366,3 +368,29 @@ def seen_now(started: int, is_now: int, should: int, pod: Path, cgroup: str) -> 
     """A process in ``cgroup`` that is about to be given the value that it should have."""
     since = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
     return Seen(started, is_now, container_of(pod, cgroup), should, since)
+
+
+class ScoreNotes(_Notes):
+    """Notes what processes had before they are given the value of their QoS class."""
+
+    def __init__(self, state_dir: Path) -> None:
+        super().__init__(state_dir, SCORES)
+        self._marks: dict[Path, Mark] = {}
+
+    def note(self, cgroup: Path, uid: str, wanted: Mapping[int, Seen]) -> None:
+        """Before it is written. Raises OSError, and then nothing may be."""
+        mark = self._marks.get(cgroup)
+        if mark is None or mark.identity != identity_of(cgroup):
+            mark = self._begin(cgroup, uid)
+            self._marks = {path: one for path, one in self._marks.items() if path.exists()} | {cgroup: mark}
+        self._add(mark, {pid: _own(seen, mark.processes.get(pid)) for pid, seen in wanted.items()})
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Give every process its own value back. What cannot be in that time is noted, for the next start."""
+        until = time.monotonic() + timeout_s
+        for mark in self._marks.values():
+            if time.monotonic() > until:
+                return
+            with suppress(OSError, MonitorError):
+                self.restore(mark)
+        self._marks.clear()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from monitor.actions.oom_values import SANDBOX, Seen, ValueNotes, put, seen_now
+from monitor.actions.oom_values import SANDBOX, ScoreNotes, Seen, seen_now
 from monitor.kernel import cgroup_procs, cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods.model import MOST_CONTAINERS, FoundPod
@@ -66,7 +66,7 @@ class OomScores:
         self,
         hierarchy: cgroupfs.Hierarchy,
         capacity: int,
-        notes: ValueNotes | None,
+        notes: ScoreNotes | None,
         log: Logger,
         era: Era = CURRENT,
     ) -> None:
@@ -194,10 +194,10 @@ class OomScores:
                 if process.started() == seen.started:
                     self._write(pod, process, seen)
 
-    def _note(self, notes: ValueNotes, pod: _PodScores, wanted: dict[int, Seen]) -> bool:
+    def _note(self, notes: ScoreNotes, pod: _PodScores, wanted: dict[int, Seen]) -> bool:
         """Note what they have; False where nothing may be written."""
         try:
-            notes.note(notes.of(pod.found.cgroup, pod.found.pod.uid), wanted)
+            notes.note(pod.found.cgroup, pod.found.pod.uid, wanted)
         except OSError as error:
             if error.errno not in cgroupfs.GONE:
                 self.denied += len(wanted)
@@ -232,7 +232,7 @@ class OomScores:
 
     def _write(self, pod: _PodScores, process: Process, seen: Seen) -> None:
         try:
-            if not put(process, seen.written):
+            if not process.set_oom_score_adj(seen.written):
                 return
         except PermissionError:
             self.denied += 1
@@ -244,7 +244,7 @@ class OomScores:
         path = process.memory_cgroup(self.hierarchy)
         if path is not None and not path.is_relative_to(pod.found.cgroup):
             with suppress(PermissionError):
-                put(process, seen.old)  # it left between the look at its cgroup and the write
+                process.set_oom_score_adj(seen.old)  # it left between the look at its cgroup and the write
             return
         self.written += 1
 

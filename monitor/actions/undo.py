@@ -122,5 +122,5 @@ def _undo_values(one: Noted, on_problem: OnProblem) -> Iterator[tuple[Change, st
     else:
         outcome = f"{what.restored} processes set back"
         yield Change(str(one.path), "oom_score_adj", mark.identity, "", (), mark.uid), outcome
-        if what.left:
-            on_problem(f"oom_score_adj of {what.left} processes in {one.path} is not set back")
+        if not what.complete:
+            on_problem(f"oom_score_adj of {what.denied + what.left} processes in {one.path} is not set back")

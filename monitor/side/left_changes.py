@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from monitor.actions.ledger import HOT, OF_PROCESSES, RELAX, SIDE, owner_of, this_daemon
+from monitor.actions.ledger import HOT, MARKS, RELAX, SCORES, SIDE, owner_of, this_daemon
 from monitor.actions.oomadj import Logger
 from monitor.actions.undo import undo_left
 from monitor.kernel.cgroupfs import Hierarchy
@@ -39,7 +39,7 @@ class LeftChanges:
         """Undo soft brakes and oom_score_adj of an earlier helper; nothing is reclaimed, because limits are raised. The
         hot process takes over the holds.
         """
-        undo_left(self._state_dirs, self._log, self._hierarchy, (SIDE, *OF_PROCESSES))
+        undo_left(self._state_dirs, self._log, self._hierarchy, (SIDE, MARKS, SCORES))
 
     def at_ready(self) -> None:
         """The hot process has taken over the holds that memory is short for: undo the rest, in a thread."""

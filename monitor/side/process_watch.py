@@ -19,7 +19,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monitor.actions.oom_values import Mark, ValueNotes
+from monitor.actions.oom_values import Mark, MarkJournal, ScoreNotes
 from monitor.actions.oomadj import REMEDY, OomScores
 from monitor.errors import MonitorError
 from monitor.kernel import meminfo
@@ -65,12 +65,12 @@ class VictimMarks:
 
     node: NodeState
     log: Log
-    notes: ValueNotes
     set_back: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self.marks: dict[str, Mark] = {}  # by uid
+        self._journal = MarkJournal(Path(self.node.config.state_dir))
         self._wanted: dict[str, FoundPod] = {}  # replaced as a whole by the loop, read by the thread
         self._leaving: deque[str] = deque(maxlen=_MOST_LEAVING)
         self._looked = self._rests_until = 0.0
@@ -108,18 +108,21 @@ class VictimMarks:
             self._try(uid, self._restore, uid)
         if self.clock() >= self._looked + LOOK_S:
             for uid, mark in self.marks.items():
-                self._try(uid, self.notes.raise_all, mark)
+                self._try(uid, self._journal.look_again, mark)
             self._looked = self.clock()
         now = self.clock()
         self._rests_until = now + _REST * (now - began)
         return max(self._looked + LOOK_S, self._rests_until) - now if wanted or self.marks else inf
 
+    def close(self) -> None:
+        """Set every value back."""
+        for uid in list(self.marks):
+            self._try(uid, self._restore, uid)
+
     def _mark(self, uid: str, found: FoundPod) -> None:
         if self._is_ours(found.cgroup):
             return
-        mark = self.notes.of(found.cgroup, uid)
-        self.notes.raise_all(mark)
-        self.marks[uid] = mark
+        mark = self.marks[uid] = self._journal.mark(found.cgroup, uid)
         self._problem = ""
         self._looked = self.clock()
         text = "a threshold is near: if the kernel must kill, it takes the pod that would be evicted next"
@@ -127,12 +130,12 @@ class VictimMarks:
         self.log.budget("info", text, **about)
 
     def _restore(self, uid: str) -> None:
-        what = self.notes.restore(self.marks[uid])
-        if what.left:
-            raise MonitorError(f"{what.left} processes are not set back")
+        what = self._journal.restore(self.marks[uid])
+        if not what.complete:
+            raise MonitorError(f"{what.denied} processes denied, {what.left} found in the last look")
         del self.marks[uid]
         if what.restored:
-            self.log.budget("info", "oom_score_adj is that of the pod again", uid=uid, restored=what.restored)
+            self.log.budget("info", "oom_score_adj is that of the pod again", uid=uid, **what._asdict())
         self.set_back(uid)
 
     def _try(self, uid: str, step: Callable[..., object], *given: object) -> None:
@@ -184,11 +187,10 @@ class ProcessWatch(WatchedThread):
         super().__init__("processes", self.turn, threading.Event(), on_failure)
         self._node, self._figures, self._log, self._doubt = node, figures, log, doubt
         config, self._capacity = node.config, node.capacity
-        self._notes = ValueNotes(Path(config.state_dir)) if config.enforce else None
+        self._notes = ScoreNotes(Path(config.state_dir)) if config.enforce else None
         self.scores = OomScores(node.hierarchy, self._capacity, self._notes, log.budget, era(config.policy))
-        self.marks = None
-        if self._notes is not None:
-            self.marks = VictimMarks(node, log, self._notes, self.scores.set_back)
+        self.marks = VictimMarks(node, log, self.scores.set_back) if config.enforce else None
+        if self.marks is not None:
             self.scores.raised = self.marks.marks.keys()
         self._pods: Mapping[str, FoundPod] = {}  # as they were looked at last
         self._over: dict[str, dict[str, int]] = {}  # uid -> what was over the budget at the last look
@@ -261,6 +263,8 @@ class ProcessWatch(WatchedThread):
             self._guarded(self._feed.consume)
 
     def at_end(self) -> None:
+        if self.marks is not None:
+            self.marks.close()
         if self._notes is not None:
             self._notes.close()
 

@@ -16,12 +16,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from monitor.actions.ledger import RELAX, SIDE, BrakeLedger, Ledger, this_daemon
-from monitor.actions.oom_values import ValueNotes, seen_now
+from monitor.actions.oom_values import MarkJournal, ScoreNotes, seen_now
 from monitor.hold.pod_brake import COMPANIONS, FREEZE, LIMIT, LIMIT_FILES
 from monitor.hold.soft_brake import SoftBrake
 from monitor.kernel import cgroup_procs, cgroupfs
@@ -56,21 +55,17 @@ def limit(state: Path, pod: Path) -> Callable[[], object]:
     return changes.put_back
 
 
-notes_on = cache(ValueNotes)
-
-
 def mark(state: Path, pod: Path) -> Callable[[], object]:
     """For the OOM killer."""
-    notes = notes_on(state)
-    made = notes.of(pod, "uid")
-    notes.raise_all(made)
+    journal = MarkJournal(state)
+    made = journal.mark(pod, "uid")
     assert made.raised == 1
-    return lambda: notes.restore(made)
+    return lambda: journal.restore(made)
 
 
 def score(state: Path, pod: Path) -> Callable[[], object]:
     """By its QoS class."""
-    notes = notes_on(state)
+    notes = ScoreNotes(state)
     [pid] = cgroup_procs.pids_below(pod)
     with Process(pid) as process:
         started, now = process.started(), process.oom_score_adj()
@@ -78,7 +73,7 @@ def score(state: Path, pod: Path) -> Callable[[], object]:
         assert now is not None
         if now == 1000:  # marked: left alone
             return notes.close
-        notes.note(notes.of(pod, "uid"), {pid: seen_now(started, now, 500, pod, str(pod))})
+        notes.note(pod, "uid", {pid: seen_now(started, now, 500, pod, str(pod))})
         process.set_oom_score_adj(500)
     return notes.close
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions.changes import RESTORED, UNCHANGED, UNSEEN
-from monitor.actions.ledger import VALUES, Ledger, attribute_of, noted, runs, this_daemon
+from monitor.actions.ledger import MARKS, Ledger, attribute_of, noted, runs, this_daemon
 from monitor.actions.undo import undo, undo_left
 from monitor.cli import doctor
 from monitor.cli.main import main
@@ -73,7 +73,7 @@ def test_the_freezer_made_anew_is_not_touched(held: Stand) -> None:
 
 @pytest.mark.parametrize("text", ['"processes": []', '"uid": "u", "processes": [[1, 1, -1001, 0]]'])
 def test_marks_that_cannot_be_read_are_one_message_and_stay(held: Stand, text: str) -> None:
-    attribute = attribute_of(held.state, VALUES)
+    attribute = attribute_of(held.state, MARKS)
     os.setxattr(held.pod, attribute, f'{{"owner": "", {text}}}'.encode())
     problems = list[str]()
     assert undone(held, problems) == {}

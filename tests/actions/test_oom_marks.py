@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import oom_values
-from monitor.actions.oom_values import Mark, Restored, Seen, ValueNotes
+from monitor.actions.oom_values import MarkJournal, Restored, ScoreNotes, Seen
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
@@ -28,8 +28,8 @@ def pod() -> Iterator[Path]:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> ValueNotes:
-    return ValueNotes(tmp_path)
+def journal(tmp_path: Path) -> MarkJournal:
+    return MarkJournal(tmp_path)
 
 
 @pytest.fixture
@@ -41,12 +41,6 @@ def processes(pod: Path) -> Iterator[list[Puppet]]:
             found.append(stack.enter_context(Puppet(cgroupfs.make(pod / f"c{number}"))))
             write(found[-1].pid, value)
         yield found
-
-
-def marked(journal: ValueNotes, pod: Path) -> Mark:
-    mark = journal.of(pod, "uid")
-    journal.raise_all(mark)
-    return mark
 
 
 def values(processes: list[Puppet]) -> list[int]:
@@ -65,14 +59,14 @@ def left(pod: Path) -> list[str]:
 
 
 def test_forked_processes_get_what_their_parent_had(
-    journal: ValueNotes, pod: Path, processes: list[Puppet], tmp_path: Path
+    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
 ) -> None:
     """Also one whose parent is gone: its container's others say what it would have."""
-    mark = marked(journal, pod)
+    mark = journal.mark(pod, "uid")
     assert (mark.raised, values(processes), len(left(pod))) == (2, [1000, 1000], 1)
     children = [forked(one, tmp_path / str(one.pid)) for one in processes]
     assert [read(pid) for pid in children] == [1000, 1000]
-    assert journal.raise_all(mark) == 0  # they are raised, and no values of their own are known
+    assert journal.look_again(mark) == 0  # they are raised, and no values of their own are known
     processes[0].process.kill()
     processes[0].wait()
     assert journal.restore(mark) == Restored(restored=3)
@@ -80,18 +74,18 @@ def test_forked_processes_get_what_their_parent_had(
     assert left(pod) == []
 
 
-def test_a_process_that_appears_is_raised_too(journal: ValueNotes, pod: Path, processes: list[Puppet]) -> None:
-    mark = marked(journal, pod)
+def test_a_process_that_appears_is_raised_too(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark = journal.mark(pod, "uid")
     with Puppet(pod / "c0") as late:
         write(late.pid, 300)
-        assert journal.raise_all(mark) == 1
+        assert journal.look_again(mark) == 1
         assert read(late.pid) == 1000
         assert journal.restore(mark).restored == 3
         assert read(late.pid) == 300
 
 
-def test_a_process_that_left_the_pod_is_set_back(journal: ValueNotes, pod: Path, processes: list[Puppet]) -> None:
-    mark = marked(journal, pod)
+def test_a_process_that_left_the_pod_is_set_back(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
+    mark = journal.mark(pod, "uid")
     other = cgroupfs.make(pod.parent / "other")  # v2 has no processes beside cgroups that controllers are on for
     (other / "cgroup.procs").write_text(str(processes[0].pid))
     assert journal.restore(mark).restored == 2
@@ -99,35 +93,35 @@ def test_a_process_that_left_the_pod_is_set_back(journal: ValueNotes, pod: Path,
 
 
 def test_no_more_are_raised_than_the_budget(pod: Path, processes: list[Puppet], tmp_path: Path) -> None:
-    journal = ValueNotes(tmp_path, most=1)
-    mark = marked(journal, pod)
+    journal = MarkJournal(tmp_path, most=1)
+    mark = journal.mark(pod, "uid")
     [first] = [one for one in processes if read(one.pid) == 1000]
     [other] = [one for one in processes if one is not first]
     own = read(other.pid)
     first.process.kill()
     first.wait()
-    assert journal.raise_all(mark) == 1  # the room of one that ended is for another
+    assert journal.look_again(mark) == 1  # the room of one that ended is for another
     assert read(other.pid) == 1000
     assert journal.restore(mark).restored == 1
     assert read(other.pid) == own
 
 
 def test_marked_again_before_it_was_set_back(
-    journal: ValueNotes, pod: Path, processes: list[Puppet], tmp_path: Path
+    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
 ) -> None:
     """What the processes had first is what comes back: 1000 is no value of theirs."""
-    marked(journal, pod)
+    journal.mark(pod, "uid")
     child = forked(processes[0], tmp_path / "child")
-    again = marked(ValueNotes(tmp_path), pod)
+    again = MarkJournal(tmp_path).mark(pod, "uid")
     assert journal.restore(again).restored == 3
     assert [*values(processes), read(child)] == [100, 200, 100]
 
 
 def test_a_side_that_ends_late_leaves_the_note_of_the_next_one(
-    journal: ValueNotes, pod: Path, processes: list[Puppet], tmp_path: Path
+    journal: MarkJournal, pod: Path, processes: list[Puppet], tmp_path: Path
 ) -> None:
     """Both have the same state dir, and so the same attribute."""
-    mark = marked(journal, pod)
+    mark = journal.mark(pod, "uid")
     [name] = left(pod)
     body = json.loads(os.getxattr(pod, name))
     os.setxattr(pod, name, json.dumps({**body, "owner": "the next one"}).encode())
@@ -135,27 +129,27 @@ def test_a_side_that_ends_late_leaves_the_note_of_the_next_one(
     assert left(pod) == [name]
 
 
-def test_a_cgroup_made_anew_is_not_noted_at(journal: ValueNotes, pod: Path) -> None:
-    mark = marked(journal, pod)
+def test_a_cgroup_made_anew_is_not_noted_at(journal: MarkJournal, pod: Path) -> None:
+    mark = journal.mark(pod, "uid")
     pod.rmdir()
     cgroupfs.make(pod)
     with Puppet(pod) as late:
         write(late.pid, 100)
         with pytest.raises(FileNotFoundError):
-            journal.raise_all(mark)
+            journal.look_again(mark)
         assert read(late.pid) == 100
         assert left(pod) == []
 
 
 @pytest.mark.skipif(not CAPABLE, reason="no CAP_SYS_RESOURCE: no process can set a floor here (a guest's root can)")
-def test_the_floor_is_where_it_was(journal: ValueNotes, pod: Path, processes: list[Puppet]) -> None:
+def test_the_floor_is_where_it_was(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
     """A process may go down to the least that a process with CAP_SYS_RESOURCE ever gave it. Raised with that, and set
     back with it, the floor would be the value before.
     """
     write(processes[0].pid, -500)  # its floor
     processes[0].do(_DROP)
     processes[0].do("open('/proc/self/oom_score_adj', 'w').write('100')")
-    journal.restore(marked(journal, pod))
+    journal.restore(journal.mark(pod, "uid"))
     assert read(processes[0].pid) == 100
     processes[0].do("open('/proc/self/oom_score_adj', 'w').write('-500')")
     assert read(processes[0].pid) == -500
@@ -187,32 +181,32 @@ def test_this_thread_alone_does_without_a_capability() -> None:
 
 
 def test_a_container_that_ranks_its_processes_keeps_its_order(
-    journal: ValueNotes, pod: Path, processes: list[Puppet]
+    journal: MarkJournal, pod: Path, processes: list[Puppet]
 ) -> None:
     """At its own limit the kernel goes by these values: raised alike its protected server might die for a worker."""
     below = pod / "c0" / "worker"
     below.mkdir()  # v2: no controllers below a cgroup that has processes
     with Puppet(below) as worker:
         write(worker.pid, 300)
-        mark = marked(journal, pod)
+        mark = journal.mark(pod, "uid")
         assert [*values(processes), read(worker.pid)] == [100, 1000, 300]
-        assert journal.raise_all(mark) == 0
+        assert journal.look_again(mark) == 0
         with Puppet(pod / "c1") as protected:
             write(protected.pid, 0)
-            assert journal.raise_all(mark) == 0, "it would die for those that it is protected from"
+            assert journal.look_again(mark) == 0, "it would die for those that it is protected from"
         assert journal.restore(mark) == Restored(restored=1)
         assert [*values(processes), read(worker.pid)] == [100, 200, 300]
 
 
-def test_who_has_1000_and_is_gone_is_forgotten(journal: ValueNotes, pod: Path, processes: list[Puppet]) -> None:
+def test_who_has_1000_and_is_gone_is_forgotten(journal: MarkJournal, pod: Path, processes: list[Puppet]) -> None:
     """A BestEffort pod is the usual victim: one that starts many short processes would fill the helper's memory."""
     for one in processes:
         write(one.pid, 1000)
-    mark = marked(journal, pod)
+    mark = journal.mark(pod, "uid")
     assert (len(mark.processes), mark.raised, left(pod)) == (2, 0, [])
     processes[0].process.kill()
     processes[0].wait()
-    journal.raise_all(mark)
+    journal.look_again(mark)
     assert list(mark.processes) == [processes[1].pid]
     assert journal.restore(mark) == Restored()
     assert read(processes[1].pid) == 1000
@@ -220,7 +214,7 @@ def test_who_has_1000_and_is_gone_is_forgotten(journal: ValueNotes, pod: Path, p
 
 def test_each_process_gets_its_own_value_back(pod: Path, tmp_path: Path) -> None:
     """Also one that was forked since. What a process set itself stays, and what has the right value of its own."""
-    notes = ValueNotes(tmp_path)
+    notes = ScoreNotes(tmp_path)
     scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
     with Puppet(pod) as first, Puppet(pod) as second, Puppet(pod) as right:
         for one, value in ((first, 100), (second, 200), (right, 1000)):
@@ -243,7 +237,7 @@ def test_of_two_values_by_class_the_own_one_comes_back(pod: Path, tmp_path: Path
     with Puppet(pod) as one:
         write(one.pid, 100)
         for request, value in (("8Gi", 500), ("4Gi", 750)):
-            notes = ValueNotes(tmp_path)
+            notes = ScoreNotes(tmp_path)
             scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
             scores.set_pod(found(pod, {"main": pod}, {"main": request}))
             assert read(one.pid) == value
@@ -254,14 +248,14 @@ def test_of_two_values_by_class_the_own_one_comes_back(pod: Path, tmp_path: Path
 def test_processes_that_ended_do_not_fill_the_note(pod: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends and appears again all the time: 64 KiB would be full after an hour."""
     monkeypatch.setattr(oom_values, "_ROOM", 4)
-    notes = ValueNotes(tmp_path)
+    notes = ScoreNotes(tmp_path)
     with Puppet(pod) as one:
         write(one.pid, 100)
         scores = OomScores(cgroupfs.detect(), 16 << 30, notes, lambda *_, **__: None)
         scores.set_pod(found(pod, {"main": pod}))
-        for number in range(1 << 22, (1 << 22) + 40):  # none has these
-            notes.note(notes.of(pod, "u"), {number: Seen(1, 100, 0, 1000)})
-        noted = ValueNotes(tmp_path).of(pod, "u").processes
+        for pid in range(1 << 22, (1 << 22) + 40):  # none has these
+            notes.note(pod, "u", {pid: Seen(1, 100, 0, 1000)})
+        noted = oom_values.noted_in(pod, lambda _: True)
         assert one.pid in noted
         assert len(noted) < 20
         notes.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import oomadj
-from monitor.actions.oom_values import ValueNotes, seen_now
+from monitor.actions.oom_values import ScoreNotes, seen_now
 from monitor.actions.oomadj import OomScores, pod_scores
 from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
@@ -63,7 +63,7 @@ def log() -> LogLines:
 
 
 def make_scores(enforce: bool, log: LogLines) -> OomScores:
-    notes = ValueNotes(Path("/state")) if enforce else None  # only its name is used
+    notes = ScoreNotes(Path("/state")) if enforce else None  # only its name is used
     return OomScores(cgroupfs.detect(), 16 * GIB, notes, log)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from monitor.actions.ledger import VALUES, attribute_of
 from monitor.actions.undo import undo_left
 from monitor.cli.main import main
 from monitor.kernel import cgroupfs
@@ -148,15 +147,6 @@ def test_a_sigkill_before_any_write_leaves_what_can_be_undone(pod: Pod, kind: st
         writes += 1
         assert writes < 100
     assert writes >= 4, "a note, the value, the value from before, no note"
-    assert pod.is_as_before()
-
-
-def test_values_that_an_older_version_noted_apart_are_set_back(pod: Pod) -> None:
-    assert pod.play(("side", "score"))
-    noted = attribute_of(pod.state, VALUES)
-    os.setxattr(pod.path, attribute_of(pod.state, "-scores"), os.getxattr(pod.path, noted))
-    os.removexattr(pod.path, noted)
-    assert undone(pod) == []
     assert pod.is_as_before()
 
 

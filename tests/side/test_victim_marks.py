@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from monitor.actions.oom_values import ValueNotes
 from monitor.kernel import cgroupfs
 from monitor.link.messages import Gone, Suspended
 from monitor.pods.model import FoundPod
@@ -44,8 +43,7 @@ class Bench:
         config = RunConfig(state_dir=str(state_dir), enforce=True)
         known = Parts(config, cgroupfs.detect(), 1 << 30, pods=self.pods, log=self.log)
         self.set_back: list[str] = []
-        notes = ValueNotes(state_dir)
-        self.known, self.marks = known, VictimMarks(known.node, self.log, notes, self.set_back.append, self.clock)
+        self.known, self.marks = known, VictimMarks(known.node, self.log, self.set_back.append, self.clock)
 
     def watch(self) -> ProcessWatch:
         """Of one pod, whose class has another value than its process."""
@@ -185,8 +183,6 @@ def test_the_value_by_class_is_written_again_when_the_mark_is_gone(bench: Bench)
     processes.handle(SUSPENDED)
     processes.turn()
     assert bench.values[0] == 500
-    processes.at_end()
-    assert bench.values[0] == 700
 
 
 def test_its_thread_writes_values_marks_and_puts_both_back_at_the_end(bench: Bench) -> None:
