@@ -1,6 +1,5 @@
 """The status of an evicted pod, at an API server and beside a kubelet that are as nasty as real ones."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,11 +48,9 @@ class Writer:
 
 
 @pytest.fixture
-def writer(client: ApiClient, api: FakeApiServer) -> Iterator[Writer]:
+def writer(client: ApiClient, api: FakeApiServer) -> Writer:
     api.store.create("pods", pod("web", qosClass="Burstable"))
-    made = Writer(client, api)
-    yield made
-    made.reports.events.close(0.0)
+    return Writer(client, api)
 
 
 def evicted(api: FakeApiServer, name: str = "web", namespace: str = "default") -> EvictedPod:
@@ -191,8 +188,6 @@ def test_a_new_kill_comes_before_looks_at_older_ones(writer: Writer, api: FakeAp
     seen: list[str] = []
 
     def look(asked: Asked, _: Reply) -> bool:
-        if asked.method == "POST":  # of events, whenever their thread sends them
-            return False
         if asked.method == "GET" and not seen:
             writer.reports.add(newer)  # while the first one is looked at
         seen.append(f"{asked.method} {asked.path.rpartition('pods/')[2]}")
