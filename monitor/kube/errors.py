@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,10 @@ from monitor.documents import shortened
 from monitor.errors import MonitorError
 
 _SHOWN = 300
+#: From the start: a webhook writes any text after its own name.
+_NO_RIGHT = re.compile(
+    r'[^:"]*: HTTP 403 Forbidden: (?:\S+(?: "[^"]*")? is )?forbidden: User "[^"]*" cannot [a-z]+ (?:resource|path) '
+)
 
 
 class KubeError(MonitorError):
@@ -70,6 +75,13 @@ class Unauthorized(ApiError):
 
 class Forbidden(ApiError):
     """403: the remedy is the RBAC rule that is missing."""
+
+    @property
+    def by_authorizer(self) -> bool:
+        """Whether a right is missing. A quota, a webhook or a namespace that ends are 403 too, in other words:
+        `responsewriters.ForbiddenStatusError` of apiserver is the one that names the user.
+        """
+        return _NO_RIGHT.match(self.message) is not None
 
 
 class NotFound(ApiError):

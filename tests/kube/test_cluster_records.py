@@ -10,7 +10,6 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from monitor.actions.status import events_of
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kube.cluster import ClusterConfig
@@ -20,8 +19,7 @@ from monitor.policy.pods import Pod
 from monitor.settings.config import RunConfig
 from monitor.side.alerts.rules import STATUS_NOT_TAKEN
 from monitor.side.cluster.cluster import Cluster
-from monitor.side.cluster.reports import AWAY, TAKEN, Reports
-from monitor.side.export.log import Log
+from monitor.side.cluster.reports import AWAY, TAKEN
 from tests.alerts.services import StandIn
 from tests.daemon.harness import DECISION
 from tests.kube import faults
@@ -37,19 +35,9 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def reports(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reports]:
-    monkeypatch.setattr("monitor.side.cluster.reports.EVENT_RETRY_S", 0.05)
-    reports = Reports(writer.reports.client, Log())
-    yield reports
-    reports.events.close(0.0)
-
-
-def send(reports: Reports, api: FakeApiServer, *name: str) -> None:
-    reports.send(events_of(evicted(api, *name)))
-
-
-def sent(reports: Reports) -> None:
-    until(lambda: not reports.events.undone)
+def events(writer: Writer) -> Writer:
+    writer.turn = writer.reports.send_events
+    return writer
 
 
 def reasons(api: FakeApiServer) -> list[tuple[str, str]]:
@@ -60,34 +48,77 @@ def reasons(api: FakeApiServer) -> list[tuple[str, str]]:
 BOTH = [("Node", "EvictionThresholdMet"), ("Pod", "Evicted")]
 
 
-def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(reports: Reports, api: FakeApiServer) -> None:
-    send(reports, api)
-    sent(reports)
+def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Writer, api: FakeApiServer) -> None:
+    made = report(api, status=False)
+    events.reports.add(made)
+    assert events.turn() is None
     assert reasons(api) == BOTH
+    assert events.waiting == []
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
-    assert event["involvedObject"]["uid"] == evicted(api).pod.uid
+    assert event["involvedObject"]["uid"] == made.uid
     assert event["metadata"]["annotations"] == {"starved_resource": "memory"}
     assert (event["type"], event["count"]) == ("Warning", 1)
     assert event["source"] == {"component": "outrace", "host": "node-1"}
-    send(reports, api)  # the answer was lost, or the helper was killed before it knew
-    sent(reports)
+
+
+def test_an_event_that_is_there_is_not_made_twice(events: Writer, api: FakeApiServer) -> None:
+    """Its answer was lost, or the helper was killed before it knew."""
+    for _ in range(2):
+        events.reports.add(report(api, status=False))
+        events.after(1)
     assert reasons(api) == BOTH
+    assert events.waiting == []
 
 
-def test_a_server_that_is_away_fails_or_throttles_gets_every_event_once(
-    reports: Reports, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Writer, api: FakeApiServer) -> None:
     api.refuse()
-    send(reports, api)
-    until(lambda: reports.events.failing)
-    api.fail(faults.status(500, "InternalError"), path="/events", times=2)
-    api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), path="/events")
+    events.reports.add(report(api), 11.0)
+    events.reports.write_statuses()
+    events.after(600)
+    assert events.waiting == ["web"]
     api.listen()
-    sent(reports)
-    assert (reasons(api), reports.events.dropped) == (BOTH, 0)
+    events.after(60)
+    assert reasons(api) == BOTH
+    assert events.waiting == events.reports._reports == []
     event = next(one for one in api.store.all("events") if one["reason"] == "Evicted")
     assert event["firstTimestamp"] == "2027-01-15T08:01:40Z"  # of the eviction
-    assert "".join(capfd.readouterr()).count("events are sent again") == 1
+
+
+def test_a_server_that_fails_throttles_or_wants_a_right(
+    events: Writer, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    api.fail(faults.status(500, "InternalError"), path="/events", times=2)
+    api.fail(faults.status(429, "TooManyRequests", Retry_After="7"), path="/events")
+    events.reports.add(report(api, status=False))
+    events.after(6)
+    assert reasons(api) == []
+    events.after(7)
+    assert reasons(api) == BOTH
+    capfd.readouterr()
+    api.store.create("pods", pod("db"))
+    api.forbidden.add(("create", "events"))
+    events.reports.add(report(api, "db", status=False))
+    events.after(600)
+    assert "".join(capfd.readouterr()).count("events wait") == 1
+    assert (events.waiting, events.reports.events_dropped) == (["db"], 0)
+    api.forbidden.clear()
+    events.after(60)
+    assert (events.waiting, ("Pod", "Evicted")) == ([], reasons(api)[2])
+
+
+def test_of_too_many_the_oldest_are_dropped(
+    events: Writer, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.side.cluster.reports.KEEP", 1)
+    for name in ("a", "b", "c"):
+        api.store.create("pods", pod(name))
+        events.reports.add(report(api, name, status=False))
+    assert (events.waiting, events.reports.events_dropped) == (["c"], 4)
+    dying = report(api)
+    dying.in_grace = True
+    for one in (dying, report(api, "a", status=False)):  # which is newer, and has no status
+        events.reports.add(one)
+    assert events.reports._reports == [dying]
 
 
 def test_any_name_of_a_pod_makes_a_name_of_an_event(api: FakeApiServer) -> None:
@@ -216,7 +247,6 @@ QUOTA = 'events "web.1" is forbidden: exceeded quota: few, requested: count/even
     [
         (404, "NotFound", "the namespace is gone"),
         (403, "Forbidden", QUOTA),
-        (403, "Forbidden", 'events is forbidden: User "outrace" cannot create resource "events" in API group ""'),
         (403, "Forbidden", 'admission webhook "e.example" denied the request: no'),
         (400, "BadRequest", 'admission webhook "e.example" denied the request: no'),
         (413, "RequestEntityTooLarge", "limit is 3145728"),
@@ -224,16 +254,27 @@ QUOTA = 'events "web.1" is forbidden: exceeded quota: few, requested: count/even
     ],
 )
 def test_a_refused_event_does_not_hold_up_the_others(
-    code: int, reason: str, message: str, reports: Reports, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
+    code: int, reason: str, message: str, events: Writer, api: FakeApiServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     api.store.create("pods", pod("other", namespace="elsewhere"))
     api.fail(faults.status(code, reason, message), path="/namespaces/default/events", times=10**6)
-    send(reports, api)
-    send(reports, api, "other", "elsewhere")
-    sent(reports)
+    events.reports.add(report(api, status=False))
+    events.reports.add(report(api, "other", "elsewhere", status=False))
+    events.after(120)
+    assert events.waiting == []
     assert [one["involvedObject"]["name"] for one in api.store.all("events") if one["reason"] == "Evicted"] == ["other"]
-    assert len(api.seen("POST", "/namespaces/default/events")) == reports.events.dropped
-    assert "an event is refused" in "".join(capfd.readouterr())
+    assert len(api.seen("POST", "/namespaces/default/events")) == events.reports.events_dropped
+    assert "".join(capfd.readouterr()).count("an event is refused") == events.reports.events_dropped
+
+
+def test_a_right_that_one_namespace_lacks_holds_up_no_other(events: Writer, api: FakeApiServer) -> None:
+    api.store.create("pods", pod("other", namespace="elsewhere"))
+    right = 'events is forbidden: User "outrace" cannot create resource "events" in API group ""'
+    api.fail(faults.status(403, "Forbidden", right), path="/namespaces/elsewhere/events", times=10**6)
+    events.reports.add(report(api, "other", "elsewhere", status=False))
+    events.reports.add(report(api, status=False))
+    events.after(600)
+    assert (reasons(api), events.waiting, events.reports.events_dropped) == (BOTH, ["other"], 0)
 
 
 def _phase(api: FakeApiServer) -> str:

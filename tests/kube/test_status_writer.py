@@ -19,7 +19,7 @@ STATUS = "/pods/web/status"
 
 
 class Writer:
-    """A writer, its clock, and what became of what it was given."""
+    """A writer, its clock, and what became of what it was given. ``turn`` writes statuses, or sends events."""
 
     def __init__(self, client: ApiClient, api: FakeApiServer) -> None:
         self.clock = WaitedClock(1000.0)
@@ -43,6 +43,11 @@ class Writer:
         self.clock.now = max(self.clock.now, until)
 
     @property
+    def waiting(self) -> list[str]:
+        """The pods whose events are not sent."""
+        return [one.name for one in self.reports._with_events()]
+
+    @property
     def status(self) -> Any:
         return self.api.store.get(KEY)["status"]
 
@@ -64,10 +69,11 @@ def evicted(api: FakeApiServer, name: str = "web", namespace: str = "default") -
     )
 
 
-def report(api: FakeApiServer, *name: str) -> Report:
+def report(api: FakeApiServer, *name: str, status: bool = True) -> Report:
+    """Of an eviction; without ``status`` only its events are to be sent."""
     found = evicted(api, *name)
     pod = found.pod
-    return Report(pod.namespace, pod.name, pod.uid, events_of(found), status_patch(found))
+    return Report(pod.namespace, pod.name, pod.uid, events_of(found), status_patch(found) if status else None)
 
 
 def test_what_is_written_is_what_a_kubelet_writes(writer: Writer, api: FakeApiServer) -> None:

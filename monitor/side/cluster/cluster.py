@@ -1,7 +1,7 @@
 """Reports to the API server what happens on its node: the status of evicted pods, events, node conditions and taints.
 
-Threads of their own, so that events and conditions do not delay a status. The connection is kept open: a patch then
-takes one round trip.
+Two threads (with `--evict-by api` three), so that events and conditions do not delay a status. The connection is kept
+open: a patch then takes one round trip.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self._stop, self._ended = threading.Event(), threading.Event()  # the second: no more requests
-        self._woken = threading.Event()
         self._client = client = ApiClient(self.server, self._stop)
         self.reports = Reports(client, self.log, self.on_status_not_taken)
         self._node_report = NodeReport(client, self.name, self.node, self.log)
@@ -82,12 +81,11 @@ class Cluster:
     def close(self) -> None:
         """What was not sent is lost. Our taints are removed, within `_END_S`."""
         self._stop.set()
-        self._woken.set()
-        self.reports.due.set()
+        self.reports.event_due.set()
+        self.reports.status_due.set()
         if self.evictions is not None:
             self.evictions.woken.set()
         self._client.close()
-        self.reports.events.close(0.0)
         if self._node_report.own_taints and self._thread.is_alive():
             self._thread.join(_END_S)
         self._ended.set()
@@ -98,12 +96,11 @@ class Cluster:
         starts the next one under its name, and kubelets since 1.22 report a terminal phase when all containers have
         ended.
         """
-        pod, events = eviction.pod, events_of(eviction)
+        pod, patch = eviction.pod, status_patch(eviction)
+        report = Report(pod.namespace, pod.name, pod.uid, events_of(eviction), patch, in_grace)
         if is_static(pod) or is_mirror(pod):
             # Its kubelet reads the pod from a file and overwrites the mirror pod's status: ours would not stay.
-            self.reports.send(events)
-            return
-        report = Report(pod.namespace, pod.name, pod.uid, events, status_patch(eviction), in_grace)
+            report.patch = None
         self.reports.add(report, _age_s(signalled_ns))
 
     def ended(self, uid: str, ended_ns: int) -> None:
@@ -114,16 +111,15 @@ class Cluster:
         """An event on a pod, of now; it waits for the server."""
         namespace, _, name = title.rpartition("/")
         about = {"kind": "Pod", "namespace": namespace, "name": name, "uid": uid}
-        self.reports.send(
-            [event(about, reason, text, self.name, time.time(), warns=warns, suffix=f".{reason.lower()}")]
-        )
+        made = event(about, reason, text, self.name, time.time(), warns=warns, suffix=f".{reason.lower()}")
+        self.reports.add(Report(namespace, name, uid, [made]))
 
     def _write_statuses(self) -> None:
         hurry()  # ahead of ordinary threads: a kubelet's relist does not wait
-        turning(self.reports.write_statuses, self._stop, self.reports.due)
+        turning(self.reports.write_statuses, self._stop, self.reports.status_due)
 
     def _run(self) -> None:
-        turning(self._turn, self._stop, self._woken)
+        turning(self._turn, self._stop, self.reports.event_due)
         if self._node_report.own_taints:
             client = ApiClient(self.server, self._ended, timeout_s=_END_REQUEST_S, connect_s=_END_REQUEST_S)
             self._node_report.end(client)
@@ -131,9 +127,10 @@ class Cluster:
 
     def _turn(self) -> float:
         self._warm()
+        wait_s = self.reports.send_events()
         self._node_report.write_conditions()
         self._node_report.write_taints()
-        return _TURN_S
+        return _TURN_S if wait_s is None else min(_TURN_S, wait_s)
 
     def _warm(self) -> None:
         if time.monotonic() < self._warmth.due:

@@ -3,32 +3,27 @@
 A kubelet takes a phase from the API server only until it writes its own, at its next relist, about 1 s after the kill
 (measured with 1.36: patched at once and again while it was wrong 8 of 8 pods stayed Failed and Evicted, 2 s later 0 of
 4, 5 s later 0 of 6). So nothing is patched after `WINDOW_S`, which has room for a slow kubelet: the pod runs again by
-then. Events are sent until the server has them or refuses them, however long it is away. All of it is in memory: a
-helper that is killed gets what was not stored of its incidents from the hot process again.
+then. Events are sent until the server has them, however long it is away. All of it is in memory: a helper that is
+killed gets what was not stored of its incidents from the hot process again.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from monitor.errors import MonitorError
 from monitor.kube.client import EVENTS, PODS, ApiClient
-from monitor.kube.errors import AlreadyExists, ApiError, Cancelled, Conflict, KubeError, NotFound, Unauthorized
-from monitor.kube.retry import passes
+from monitor.kube.errors import AlreadyExists, ApiError, Conflict, Forbidden, KubeError, NotFound, Unauthorized
+from monitor.kube.retry import Retry, passes
 from monitor.side.export.log import Log
 from monitor.side.judge import ACCEPTED_S, Histogram
-from monitor.side.worker import Worker
 
-#: Statuses, and events, that wait; beyond it the oldest is dropped.
+#: Reports that wait; beyond it the oldest is dropped.
 KEEP = 1000
-#: Between two tries to send an event, seconds.
-EVENT_RETRY_S = 5.0
 #: A status is written, and written again, for so long after the kill.
 WINDOW_S = 10.0
 #: Between two tries, and between two looks at what the kubelet makes of it: at first, and from `CALM_S` on.
@@ -61,17 +56,16 @@ FATES: Mapping[str, tuple[str, str]] = {
 
 @dataclass(slots=True, eq=False)
 class Report:
-    """What the API server does not know yet of a pod: ``patch``, its status, and v1.Events, which wait for that.
+    """What the API server does not know yet of a pod or node: ``patch``, the pod's status, and v1.Events.
 
-    ``in_grace``: the pod got SIGTERM, and its status waits until it has ended, but no event. Times are by the clock of
-    `Reports`.
+    ``in_grace``: the pod got SIGTERM, and its status waits until it has ended. Times are by the clock of `Reports`.
     """
 
     namespace: str
     name: str
     uid: str
     events: list[dict[str, Any]]
-    patch: Mapping[str, Any]
+    patch: Mapping[str, Any] | None = None
     in_grace: bool = False
     killed: float = 0.0
     due: float = 0.0  # the next request about the status; of a new one at once
@@ -85,12 +79,17 @@ class Report:
     def title(self) -> str:
         return f"{self.namespace}/{self.name}"
 
+    @property
+    def has_status(self) -> bool:
+        """To be written, or looked at."""
+        return self.patch is not None and not self.in_grace
+
 
 @dataclass(eq=False)
 class Reports:
-    """`write_statuses` is called from a thread of its own: again when ``due`` is set. Events are a `Worker`'s, so that
-    what may wait holds up no status. ``on_status_not_taken(report, fate, text)`` is called from a thread, with one of
-    `FATES`.
+    """`write_statuses` and `send_events` are called from a thread each, so that what may wait does not hold up a
+    status: again when ``status_due`` or ``event_due`` is set. ``on_status_not_taken(report, fate, text)`` is called
+    from a thread, with one of `FATES`.
     """
 
     client: ApiClient
@@ -103,22 +102,23 @@ class Reports:
         self.fates = dict.fromkeys(FATES, 0)
         self.seconds = Histogram(ACCEPTED_S)
         self.erased = 0  # times a kubelet had written another phase over a status
-        self.events_sent = 0
-        self.events = Worker(
-            "events", KEEP, retry_s=EVENT_RETRY_S, on_error=self._on_event_error, on_recovered=self._on_events_recovered
-        )
-        self.due = threading.Event()
+        self.events_sent = self.events_dropped = 0
+        self.status_due, self.event_due = threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        self._reports: deque[Report] = deque(maxlen=KEEP)  # oldest first
+        self._reports: list[Report] = []  # oldest first
+        self._retry = Retry(self.log, first_s=0.5, clock=self.clock)
 
     def add(self, report: Report, age_s: float = 0.0) -> None:
         """``age_s``: since the kill. From any thread; never waits."""
         report.killed = self.clock() - age_s
         with self._lock:
             self._reports.append(report)
-        if report.in_grace:
-            self._send_events(report)
-        self.due.set()
+            if len(self._reports) > KEEP:
+                # A status that is still to be written after all events.
+                oldest = min(self._reports, key=lambda one: one.patch is not None)
+                self.events_dropped += len(oldest.events)
+                self._reports.remove(oldest)
+        (self.status_due if report.has_status else self.event_due).set()
 
     def ended(self, uid: str, age_s: float) -> None:
         """The grace of a pod was over ``age_s`` ago: its status is to be written."""
@@ -126,7 +126,25 @@ class Reports:
             for one in self._reports:
                 if one.uid == uid and one.in_grace:
                     one.killed, one.in_grace = self.clock() - age_s, False
-        self.due.set()
+        self.status_due.set()
+
+    def _with_events(self) -> list[Report]:
+        """Those with events that may be sent. They wait for a status: the API server has the same CPUs as what dies."""
+
+        def waits(one: Report) -> bool:
+            return one.has_status and not one.accepted and self.clock() - one.killed < LATE_S
+
+        with self._lock:
+            return [one for one in self._reports if one.events and not waits(one)]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._with_events())
+
+    def _forget(self, report: Report) -> None:
+        """The report, if nothing is left of it. Under the lock."""
+        if report.patch is None and not report.events and report in self._reports:
+            self._reports.remove(report)
 
     # statuses
 
@@ -134,7 +152,7 @@ class Reports:
         """Do what is due; seconds until the next is, None while there is nothing."""
         while True:
             with self._lock:
-                found = [one for one in self._reports if not one.in_grace]
+                found = [one for one in self._reports if one.has_status]
             if not found:
                 return None
             first = min(found, key=lambda one: one.due)
@@ -143,10 +161,7 @@ class Reports:
             self._step(first)
 
     def _step(self, report: Report) -> None:
-        age_s = self.clock() - report.killed
-        if age_s > LATE_S:
-            self._send_events(report)
-        if age_s > WINDOW_S:
+        if self.clock() - report.killed > WINDOW_S:
             self._finish(report, UNCONFIRMED if report.accepted else AWAY)
             return
         pod: Mapping[str, Any] | None = None
@@ -164,6 +179,7 @@ class Reports:
             self._judge(report, pod)
 
     def _patched(self, report: Report) -> Mapping[str, Any]:
+        assert report.patch is not None
         about = PODS, report.name, report.patch, report.namespace
         pod = self.client.patch(*about, subresource="status", timeout_s=TIMEOUT_S)
         self._accepted(report)
@@ -176,7 +192,7 @@ class Reports:
         self.seconds.observe(took_s)
         about = {"pod": report.title, "uid": report.uid, "seconds": round(took_s, 4)}
         self.log.info("status of an evicted pod written", **about)
-        self._send_events(report)
+        self.event_due.set()
 
     def _looked(self, report: Report) -> Mapping[str, Any] | None:
         """The pod as it is, its status written (again) where it is wrong; None if it is another one."""
@@ -224,45 +240,46 @@ class Reports:
         if level != "info":
             self.on_status_not_taken(report, fate, text)
         with self._lock:
-            if report in self._reports:
-                self._reports.remove(report)
-        self._send_events(report)
+            report.patch = None
+            self._forget(report)
+        self.event_due.set()
 
     # events
 
-    def _send_events(self, report: Report) -> None:
-        """They waited for the status: the API server has the same CPUs as what dies."""
-        found, report.events = report.events, []
-        self.send(found)
+    def send_events(self) -> float | None:
+        """Send what waits; seconds until the next try, None while nothing waits."""
+        while waiting := self._with_events():
+            if (wait_s := self._retry.due - self.clock()) > 0:
+                return wait_s
+            try:
+                self._send(waiting[0], waiting[0].events[0])
+            except MonitorError as error:
+                self._retry.failed(error, "events wait for the API server", waiting=len(waiting))
+                if isinstance(error, Forbidden):  # of one namespace, perhaps: the others' come first
+                    with self._lock:
+                        self._reports.sort(key=lambda one: one is waiting[0])
+        return None
 
-    def send(self, events: Iterable[dict[str, Any]]) -> None:
-        """From any thread; never waits."""
-        for event in events:
-            self.events.submit(partial(self._create, event), final=False)
-
-    def _create(self, event: dict[str, Any]) -> None:
-        """Raises OSError where the event is to be sent again, and MonitorError where the server will never take it: a
-        right that is missing, a quota, an admission webhook, a namespace that is gone.
-        """
+    def _send(self, report: Report, event: dict[str, Any]) -> None:
+        namespace = event["metadata"]["namespace"]
         try:
-            self.client.create(EVENTS, event, event["metadata"]["namespace"])
+            self.client.create(EVENTS, event, namespace)
+            self.events_sent += 1
         except AlreadyExists:
-            pass  # its answer was lost, or a helper before this one sent it
-        except (MonitorError, Cancelled) as error:
-            is_refusal = isinstance(error, ApiError) and 400 <= error.code < 500 and not passes(error)
-            if is_refusal and not isinstance(error, Unauthorized):  # a token is renewed
+            self.events_sent += 1  # its answer was lost, or a helper before this one sent it
+        except ApiError as error:
+            # An operator may give a right, and a token is renewed.
+            later = isinstance(error, Unauthorized) or (isinstance(error, Forbidden) and error.by_authorizer)
+            if later or passes(error) or not 400 <= error.code < 500:
                 raise
-            raise OSError(str(error)) from None
-        self.events_sent += 1
-
-    def _on_event_error(self, error: Exception) -> None:
-        if isinstance(error, OSError):
-            self.log.warning("events wait for the API server", problem=str(error), waiting=self.events.waiting)
-        else:
-            self.log.error("an event is refused, and not sent again", problem=str(error))
-
-    def _on_events_recovered(self) -> None:
-        self.log.info("events are sent again", waiting=self.events.waiting)
+            # The server will never take it: a quota, an admission webhook, a namespace that is gone.
+            self.events_dropped += 1
+            text = "an event is refused, and not sent again"
+            self.log.error(text, namespace=namespace, pod=report.title, problem=str(error))
+        self._retry.works("events are sent again", waiting=self.waiting)
+        with self._lock:
+            report.events.remove(event)
+            self._forget(report)
 
 
 def uid_of(pod: Mapping[str, Any]) -> str:

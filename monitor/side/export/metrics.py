@@ -293,8 +293,8 @@ def cluster_metrics(cluster: Cluster) -> Iterator[Metric]:
         yield counter("cluster_evictions", text, dict(asked.outcomes), "outcome")
     yield counter("cluster_events", "Events that the API server accepted.", reports.events_sent)
     text = "Events that the API server refused, or beyond the limit of the queue."
-    yield counter("cluster_events_dropped", text, reports.events.dropped)
-    yield gauge("cluster_records_waiting", "Events that are not sent yet.", len(reports.events.undone))
+    yield counter("cluster_events_dropped", text, reports.events_dropped)
+    yield gauge("cluster_records_waiting", "Evictions whose events are not sent yet.", reports.waiting)
 
 
 # Metrics of single pods, and the limits of pods, node and kubepods. A limit that is not set, swap on a machine
