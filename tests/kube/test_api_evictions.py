@@ -65,7 +65,7 @@ class Evictions:
         return uid
 
     def decide(self, *names: str, kind: str = "hard", signal: str | None = SIGNAL, for_s: float = 0.5) -> None:
-        """The order of eviction, first victim first; then so many seconds go by, or (-1) no turn is made."""
+        """The order of eviction, first victim first; then so many seconds go by."""
         by_name = {found.pod.name: found.pod for found in self.node.pods.values()}
         pods = [by_name[name] for name in names]
         order = [(one.uid, one.namespace, one.name, 0, 0, 5, (one.priority or 0) > 2_000_000_000) for one in pods]
@@ -75,7 +75,7 @@ class Evictions:
 
     def after(self, seconds: float) -> None:
         until = self.clock.now + seconds
-        while seconds >= 0 and (wait_s := self.evictions.turn()) is not None and self.clock.now + wait_s <= until:
+        while (wait_s := self.evictions.turn()) is not None and self.clock.now + wait_s <= until:
             self.clock.now += max(wait_s, 0.01)
         self.clock.now = max(self.clock.now, until)
 
@@ -232,13 +232,10 @@ def test_one_that_does_not_end_does_not_hold_up_the_next_for_ever(evictions: Evi
     assert (evictions.asked, evictions.ended) == (["stuck", "other"], [])
 
 
-def test_of_two_shortages_that_of_memory_is_first(evictions: Evictions) -> None:
-    evictions.disks.orders = {"nodefs.available": [evictions.add("full")]}
-    evictions.add("hog")
-    evictions.decide("full", signal="nodefs.available", for_s=-1.0)
-    evictions.decide("hog", for_s=-1.0)
-    evictions.decide("full", signal="nodefs.available", for_s=1.0)
-    assert evictions.asked == ["hog"]
+def test_what_waits_is_bounded(evictions: Evictions) -> None:
+    for number in range(200):
+        evictions.evictions.decided(DECISION._replace(signal=None, kind="limit", pod=str(number)))
+    assert len(evictions.evictions._waiting) == api_evictions._MOST
 
 
 def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(

@@ -46,6 +46,8 @@ LOOK_S = 0.1
 _FRESH_S = 15.0
 #: The pass that decides is reported before the state with what is met.
 _SETTLED_S = 1.0
+#: Shortages that wait: two of memory, those of disks, and pods over limits of their own.
+_MOST = 64
 #: Pods named in a line of the log.
 _SHOWN = 10
 #: With 0 the API server would delete the pod before its kubelet has ended it; the kubelet's own least grace is 1.
@@ -73,7 +75,7 @@ class ApiEvictions:
         self._retry = Retry(log, first_s=0.2, cap_s=5.0, clock=clock)
         self._unanswered = ("", 0)  # the uid of the pod that is tried again, and how often
         self._refusal = ""  # the last answer that refused a pod
-        self._waiting: tuple[Decision, float] | None = None  # and since when
+        self._waiting: dict[str, tuple[Decision, float]] = {}  # by the signal, or the pod over a limit of its own
         self._ending: tuple[FoundPod, float, int] | None = None  # since when, by the clock as all times here; its grace
         #: uid -> until when it is not requested again, the outcome
         self._refused: dict[str, tuple[float, str]] = {}
@@ -81,13 +83,13 @@ class ApiEvictions:
         self.woken = threading.Event()
 
     def decided(self, decision: Decision) -> None:
-        """A pod is to be evicted. From any thread; never waits. A decision made while another pod ends is dropped, and
-        any other one while one for memory waits: the hot process repeats it.
-        """
+        """A pod is to be evicted. From any thread; never waits. A decision made while another pod ends is dropped."""
         with self._lock:
-            before = self._waiting
-            if before is None or decision.signal in MEMORY_SIGNALS or before[0].signal not in MEMORY_SIGNALS:
-                self._waiting = decision, self._clock()
+            subject = decision.signal or decision.pod
+            self._waiting.pop(subject, None)
+            self._waiting[subject] = decision, self._clock()
+            while len(self._waiting) > _MOST:
+                self._waiting.pop(next(iter(self._waiting)))
         self.woken.set()
 
     def turn(self) -> float | None:
@@ -98,15 +100,17 @@ class ApiEvictions:
         if now < self._retry.due:
             return self._retry.due - now
         self._refused = {uid: one for uid, one in self._refused.items() if now < one[0]}
-        if (waiting := self._waiting) is None:
-            return None
-        decision, since = waiting
-        if self._holds(decision, now - since) and not self._ask_first(decision, since):
-            return max(0.0, self._retry.due - self._clock())
         with self._lock:
-            if self._waiting is waiting:  # and no newer one
-                self._waiting = None
-        return LOOK_S if self._ending is not None else 0.0
+            waiting = sorted(self._waiting.items(), key=lambda one: one[1][0].signal not in MEMORY_SIGNALS)
+        for subject, (decision, since) in waiting:
+            if self._holds(decision, now - since) and not self._ask_first(decision, since):
+                return max(0.0, self._retry.due - self._clock())
+            with self._lock:
+                if subject in self._waiting and self._waiting[subject][0] is decision:  # and no newer one
+                    del self._waiting[subject]
+            if self._ending is not None:
+                return LOOK_S
+        return 0.0 if self._waiting else None
 
     def _holds(self, decision: Decision, age_s: float) -> bool:
         """Whether a decision that had to wait still holds."""
@@ -237,7 +241,8 @@ class ApiEvictions:
         if not ended and waited_s < grace_s + TIMEOUT_S:
             return False
         self._ending = None
-        self._waiting = None  # decided while the ended pod still had its memory
+        with self._lock:
+            self._waiting.clear()  # decided while the ended pod still had its memory
         if ended:
             self._log.info("an evicted pod has ended", pod=label(pod), uid=pod.uid, seconds=round(waited_s, 3))
             self._report(Gone(time.monotonic_ns(), pod.uid, label(pod), None))
