@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any
 
 from monitor import documents
 from monitor.errors import MonitorError
-from monitor.kernel.durable import replace_file
+from monitor.kernel.durable import JsonFolder, sync_directory
 from monitor.owner import ChangeableError, changed_by, check_alone, mend, others
 
 FOLDER = "incidents"
@@ -30,6 +31,7 @@ _NAMED = 3
 
 Incident = dict[str, Any]
 Incidents = list[Incident]  # names for it: inside the class, `list` is the method
+Ids = list[str]
 
 
 class TooLargeError(MonitorError):
@@ -107,7 +109,7 @@ class IncidentReader:
 
         Raises UnknownIncident.
         """
-        ids = [*self._files()][::-1]
+        ids = self._names()[::-1]
         if not ids:
             raise UnknownIncident(f"no incidents stored in {self.path.parent} yet")
         if key == "latest" and (newest := self.list(limit=1)):
@@ -125,19 +127,16 @@ class IncidentReader:
 
     def all(self) -> Iterator[Incident]:
         """Every incident with its steps, as they were written; one that is deleted meanwhile may be missing."""
-        return (found for name in self._files() if (found := self._read(name)) is not None)
+        return (found for name in self._names() if (found := self._read(name)) is not None)
 
-    def _files(self) -> dict[str, int]:
-        """Their names and bytes, the oldest first."""
+    def _names(self) -> Ids:
+        """Of the files, the oldest first."""
         if os.geteuid() == 0 and self.path.exists() and (problem := changed_by(self.path)):
             raise MonitorError(problem, f"{mend(problem)}, or read it as another user")
-        found: list[tuple[int, str, int]] = []
-        for name in os.listdir(self.path) if self.path.exists() else ():
-            if name.endswith(".json"):
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    status = os.lstat(self.path / name)
-                    found.append((status.st_mtime_ns, name.removesuffix(".json"), status.st_size))
-        return {name: size for _, name, size in sorted(found)}
+        try:
+            return [name.removesuffix(".json") for name in JsonFolder(self.path).listed()]
+        except FileNotFoundError:
+            return []
 
     def _read(self, name: str) -> Incident | None:
         """None for one that has been deleted or is damaged."""
@@ -175,6 +174,7 @@ class IncidentStore(IncidentReader):
 
     def __post_init__(self) -> None:
         self._of: dict[str, str] = {}  # name -> the pods of it, for those that were compared
+        self._newest_ns = 0  # modification time of the newest file; 0: not known yet
 
     def add(self, incident: Mapping[str, Any]) -> None:
         """Store an incident, or a later version of one; where they do not fit, others are deleted (`_make_room`).
@@ -189,16 +189,30 @@ class IncidentStore(IncidentReader):
             check_alone(self.path)
         except ChangeableError as error:
             raise MonitorError(str(error)) from None
-        self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-        replace_file(self.path / f"{name}.json", data, 0o640)
+        folder = JsonFolder(self.path)
+        folder.replace(f"{name}.json", data)
+        self._settle(self.path / f"{name}.json")
         self._of[name] = ",".join(_pods(incident))
-        self._make_room(name)
+        self._make_room(folder, name)
 
-    def _make_room(self, but: str) -> None:
+    def _settle(self, path: Path) -> None:
+        """Make a file the newest, also where the clock was set back, and its name durable."""
+        if not self._newest_ns:
+            with os.scandir(self.path) as entries:
+                for one in entries:
+                    if one.name.startswith(".") and one.name.endswith(".tmp"):  # of a writer that was killed
+                        os.unlink(one)
+                    else:
+                        self._newest_ns = max(self._newest_ns, one.stat(follow_symlinks=False).st_mtime_ns)
+        self._newest_ns = max(time.time_ns(), self._newest_ns + 1)
+        os.utime(path, ns=(self._newest_ns, self._newest_ns))
+        sync_directory(self.path)
+
+    def _make_room(self, folder: JsonFolder, but: str) -> None:
         """Delete until the rest fits: of the namespace with most incidents, there of the pods with most, the oldest. A
         pod that kills its own children, and a tenant that makes pod after pod, leave others theirs.
         """
-        sizes = self._files()
+        sizes = {name.removesuffix(".json"): size for name, size in folder.listed().items()}
         while len(sizes) > self.keep or sum(sizes.values()) > self.max_bytes:
             pods = {name: self._pods_of(name) for name in sizes if name != but}
             if not pods:
@@ -206,7 +220,7 @@ class IncidentStore(IncidentReader):
             spaces, whole = Counter(one.partition("/")[0] for one in pods.values()), Counter(pods.values())
             gone = max(pods, key=lambda name: (spaces[pods[name].partition("/")[0]], whole[pods[name]]))
             with suppress(OSError):  # one that cannot be removed counts no more
-                (self.path / f"{gone}.json").unlink()
+                folder.remove(f"{gone}.json")
             del sizes[gone]
         self._of = {name: pods for name, pods in self._of.items() if name in sizes}
         self.stored = len(sizes)

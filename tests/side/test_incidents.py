@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_a_later_version_takes_the_place_of_the_earlier(path: Path) -> None:
     assert (store.stored, store.get(EVICTION_WON["id"])) == (3, later)
     assert store.list(flag="collateral", verdict="oom_after_eviction")[0]["id"] == EVICTION_WON["id"]
     assert store.list(verdict="eviction_won") == []
-    assert store.get("latest") == OWN_LIMIT
+    assert store.get("latest") == OWN_LIMIT  # by the start
 
 
 def test_filters(path: Path) -> None:
@@ -137,7 +138,7 @@ def own_limit(number: int, pod: str) -> dict[str, Any]:
 def test_the_number_kept_is_bounded_and_the_oldest_goes(path: Path) -> None:
     store = store_at(path, keep=5)
     for number in range(12):
-        store.add(variant(number))
+        store.add(variant(number, start=f"2026-01-31T00:00:{59 - number}Z"))  # a clock that runs backwards
     assert kept(store) == {7, 8, 9, 10, 11}
     store.add(variant(7, verdict="relieved"))  # a known one replaces no other
     assert store.stored == 5
@@ -303,8 +304,19 @@ def test_what_is_no_directory_is_an_error_and_what_is_no_file_is_left_out(path: 
     assert (reader.list(), reader.unreadable) == ([], 1)
 
 
+def test_a_clock_that_was_set_back_costs_no_new_incident(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = IncidentStore(path, keep=3)
+    for number in range(3):
+        store.add({**OWN_LIMIT, "id": f"old-{number}"})
+    monkeypatch.setattr(time, "time_ns", lambda: 1)
+    later = IncidentStore(path, keep=3)
+    for number in range(3):
+        later.add({**OWN_LIMIT, "id": f"new-{number}"})
+    assert [one["id"] for one in later.all()] == ["new-0", "new-1", "new-2"]
+
+
 def test_what_a_killed_writer_left_goes(path: Path) -> None:
     store_at(path).add(OWN_LIMIT)
-    (path / ".new").touch()
+    (path / ".20260101.tmp").touch()
     store_at(path).add(OWN_LIMIT)
     assert [one.name for one in path.iterdir()] == [f"{OWN_LIMIT['id']}.json"]
