@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -122,7 +122,7 @@ class Shared:
         return response
 
 
-#: Bytes of a request's whole head, beyond which there is no answer. A scraper sends 300.
+#: Bytes of a request's whole head. A scraper sends 300.
 MAX_HEAD = 8192
 _END = re.compile(rb"\r?\n\r?\n")
 #: Connections open at the same time. One scraper needs one; each costs 60 KB here and 130 KB of socket buffers at most.
@@ -130,10 +130,13 @@ MAX_CONNECTIONS = 64
 #: The socket buffer of each connection (the kernel doubles it); left alone it grows to 4 MiB for a client that reads
 #: nothing.
 SEND_BUFFER = 64 << 10
-#: Seconds until more of the head of a request is there.
+#: Seconds until the head of a request is complete.
 HEAD_S = 5.0
 #: Seconds in which the client has to read the answer.
 WRITE_S = 10.0
+#: After an answer the server reads and drops data for so long (seconds), and so often, because closing with unread data
+#: would reset the connection, and the client would not see the answer.
+DRAIN_S, MOST_DRAINED = 1.0, 16
 #: How long a connection gets to end, seconds.
 DEAF_S = 1.0
 #: The line that refuses a client of another host.
@@ -165,12 +168,17 @@ class Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         """Raises OSError, of time too."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
-        self.connection.settimeout(HEAD_S)
         head = b""
-        while not (found := _END.search(head)):
-            if not (data := self.connection.recv(MAX_HEAD - len(head))):
-                return
+        for data in self._received(HEAD_S):
             head += data
+            if found := _END.search(head, 0, MAX_HEAD):
+                break
+            if len(head) >= MAX_HEAD:
+                self.requestline = self.request_version = self.command = ""
+                self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                return self._drain()
+        else:
+            return None
         self.rfile = io.BytesIO(head[: found.end()])
         self.raw_requestline = self.rfile.readline()
         self.connection.settimeout(WRITE_S)
@@ -179,6 +187,23 @@ class Handler(BaseHTTPRequestHandler):
                 self._send(self._response())
             else:
                 self.send_error(HTTPStatus.NOT_IMPLEMENTED)
+        return self._drain()
+
+    def _received(self, seconds: float) -> Iterator[bytes]:
+        """What the client sends within that time. Raises OSError, of time too."""
+        limit = time.monotonic() + seconds
+        while True:
+            self.connection.settimeout(max(limit - time.monotonic(), 1e-6))
+            if not (data := self.connection.recv(MAX_HEAD)):
+                return
+            yield data
+
+    def _drain(self) -> None:
+        """End the connection so that the client reads what it was sent."""
+        self.connection.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(TimeoutError):
+            for _, _ in zip(range(MOST_DRAINED), self._received(DRAIN_S), strict=False):
+                pass
 
     def _response(self) -> Response:
         server, path = self.server, self.path.partition("?")[0]
