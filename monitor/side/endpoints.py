@@ -59,16 +59,19 @@ def serve(
         """Made at the first scrape, by the thread that renders: prometheus_client costs 4 MB on top of the server."""
         return metrics(server)
 
-    def healthz() -> Response:
+    def healthz(_accept: str) -> Response:
         if not health.side_lives():
             return text(503, "the helper's main loop stands still")
         return text(200, "ok") if health.hot_lives() else text(503, "the hot loop stands still")
 
-    def readyz() -> Response:
+    def readyz(_accept: str) -> Response:
         reason = health.not_ready()
         return text(503, reason) if reason else text(200, "ok")
 
-    renderings: dict[str, Route] = {"/metrics": lambda: made().render(), "/stats/summary": summary.respond}
+    renderings = {
+        "/metrics": lambda accept: made().render(accept),
+        "/stats/summary": lambda _: summary.respond(),
+    }
     routes = {path: Shared({path: route}, failed) for path, route in {"/healthz": healthz, "/readyz": readyz}.items()}
     routes |= dict.fromkeys(renderings, Shared(renderings, failed, RENDER_SHARE, FRESH_S))
     server = Server(listener, routes, failed, summary.node.config.expose_metrics)
@@ -187,9 +190,12 @@ def serve_commands(node: NodeState, health: Health, summary: Summary, log: Log) 
     def failed(problem: str) -> None:
         budget("error", "request on the daemon's socket failed", problem=problem)
 
-    routes: dict[str, Route] = {INFO_PATH: partial(_info, node, health), SUMMARY_PATH: summary.respond}
+    routes: dict[str, Route] = {
+        INFO_PATH: lambda _: _info(node, health),
+        SUMMARY_PATH: lambda _: summary.respond(),
+    }
     paced = {name: Shared({name: route}, failed, CPU_SHARE) for name, route in routes.items()}
-    Server(listener, paced, failed, max_connections=MAX_COMMANDS).start()
+    Server(listener, paced, failed, max_connections=MAX_COMMANDS, share=CPU_SHARE).start()
 
 
 def _bound(run_dir: Path) -> socket.socket:

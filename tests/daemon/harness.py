@@ -124,10 +124,10 @@ class Hot:
         line: str = live.until(found, lambda: f"a log line with {text!r} in:\n{self.log()}")
         return line
 
-    def get(self, path: str) -> tuple[int, str]:
+    def get(self, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=headers or {})
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:

@@ -50,7 +50,7 @@ def test_a_main_loop_that_hangs_is_not_healthy(monkeypatch: pytest.MonkeyPatch) 
     endpoints.serve(MagicMock(), health, parts.summary, MagicMock(), parts.log)
     healthz = server.call_args.args[1]["/healthz"]
     health.turns = 7
-    answer = healthz.ask("/healthz")
+    answer = healthz.ask("/healthz", "")
     assert (answer.status, answer.body) == (503, b"the helper's main loop stands still\n")
     health.wake = lambda: setattr(health, "turns", 8)
     assert health.side_lives()
@@ -108,6 +108,9 @@ def test_counters_and_histograms_come_from_the_shared_page(node: Node) -> None:
         hot.send(message)
     eventually(lambda: metric(hot, "oom_kills_total", scope="global") == 1)
     assert metric(hot, "oom_kills_total", scope="memcg") == 1
+    status, body = hot.get("/metrics", {"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert status == 200
+    assert body.endswith("# EOF\n")
 
 
 def test_summary_has_the_kubelets_shape(node: Node) -> None:

@@ -2,43 +2,59 @@
 
 import contextlib
 import http.client
+import itertools
 import math
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import pytest
 
 from monitor.side.export import http as http_server
-from monitor.side.export.http import MAX_CONNECTIONS, MAX_WAITING, Response, Route, Server, Shared, text
+from monitor.side.export.http import (
+    BURST_S,
+    MAX_CONNECTIONS,
+    MAX_WAITING,
+    OPENMETRICS,
+    Response,
+    Route,
+    Server,
+    Shared,
+    text,
+)
 from tests import live
 
 TIMEOUT_S = 60.0
 
 
 class Running:
-    """Context manager: a server with one good, one failing and one waiting route."""
+    """Context manager: a server with one good, one failing and one waiting route, and ``cpu`` for its CPU time."""
 
-    def __init__(self, exposed: bool = False) -> None:
+    def __init__(self, cpu: Callable[[], float] | None = None, exposed: bool = False) -> None:
         self.errors: list[str] = []
         self.connected: list[http.client.HTTPConnection] = []
         self.entered = threading.Semaphore(0)
         self.go = threading.Event()
         listener = socket.create_server(("127.0.0.1", 0))
         self.renderings = 0
+        self.kept_for: list[str] = []
+        self.cpu_s = 0.0  # of the threads that serve, as they believe
         probes: dict[str, Route] = {
-            "/good": lambda: text(200, "good"),
+            "/good": lambda _: text(200, "good"),
             "/bad": self.bad,
             "/wait": self.wait,
-            "/wrong": lambda: Response(-1, "text/plain", b""),
-            "/large": lambda: Response(200, "text/plain", bytes(1 << 20)),
+            "/wrong": lambda _: Response(-1, "text/plain", b""),
+            "/large": lambda _: Response(200, "text/plain", bytes(1 << 20)),
+            "/spends": self.spends,
         }
         routes = {path: Shared({path: probe}, self.errors.append) for path, probe in probes.items()}
         routes["/kept"] = Shared({"/kept": self.kept}, self.errors.append, fresh_s=math.inf)
-        self.server = Server(listener, routes, self.errors.append, exposed)
+        self.server = Server(listener, routes, self.errors.append, exposed, cpu=cpu or (lambda: self.cpu_s))
         self.address = listener.getsockname()
         self.server.start()
 
@@ -50,14 +66,18 @@ class Running:
         for connection in self.connected:
             connection.close()
 
-    def bad(self) -> Response:
+    def bad(self, _accept: str) -> Response:
         raise KeyError("missing")
 
-    def kept(self) -> Response:
-        self.renderings += 1
-        return text(200, f"rendering {self.renderings}")
+    def kept(self, accept: str) -> Response:
+        self.kept_for.append(accept)
+        return text(200, f"rendering {len(self.kept_for)}")
 
-    def wait(self) -> Response:
+    def spends(self, _accept: str) -> Response:
+        self.cpu_s += 100 * BURST_S
+        return text(200, "spent")
+
+    def wait(self, _accept: str) -> Response:
         self.renderings += 1
         self.entered.release()
         self.go.wait(TIMEOUT_S)
@@ -191,7 +211,8 @@ def test_one_that_does_not_take_its_answer_in_time_is_cut(running: Running, monk
     ("request_bytes", "status"),
     [
         (b"GET /" + b"a" * 10_000 + b" HTTP/1.1\r\n\r\n", 431),
-        (b"GET /good HTTP/1.1\r\nX: " + b"y" * 60_000, 431),
+        (b"GET /good HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n", 431),
+        (b"GET /good HTTP/1.1\r\nX: " + b"y" * 1_000_000, 431),
         (b"GET /good HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", 431),
         (b"GET /good HTTP/2.0\r\n\r\n", 505),
         (b"GET /good HTTP/1.1 x\r\n\r\n", 400),
@@ -216,6 +237,44 @@ def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
     live.until(lambda: len(running.server.open) == 0, "all to be forgotten")
 
 
+#: A server in a process of its own, which has no descriptor left when the test says so.
+WITHOUT_DESCRIPTORS = """
+import contextlib, os, resource
+from monitor.side.export import http
+from tests import live
+from tests.side.test_http import Running
+http.HEAD_S = http.DEAF_S = 60.0
+running = Running()
+print(running.address[1], flush=True)
+input()
+live.until(lambda: len(running.server.open) == 1, "the idle one")
+highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, highest + 1))
+with contextlib.suppress(OSError):
+    while True:
+        os.dup(0)
+print(flush=True)
+input()
+"""
+
+
+def test_without_descriptors_it_waits_and_goes_on() -> None:
+    command = (sys.executable, "-c", WITHOUT_DESCRIPTORS)
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=live.environment()
+    ) as server:
+        address = ("127.0.0.1", int(server.stdout.readline()))
+        get(http.client.HTTPConnection(*address, timeout=TIMEOUT_S), "/good")
+        with socket.create_connection(address, timeout=TIMEOUT_S):
+            print(file=server.stdin, flush=True)
+            server.stdout.readline()
+            # accept(2) gives EMFILE: the idle one goes for it
+            with socket.create_connection(address, timeout=TIMEOUT_S) as client:
+                client.sendall(b"GET /good HTTP/1.0\r\n\r\n")
+                assert client.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        server.kill()
+
+
 def answer_to(running: Running, data: bytes) -> bytes:
     """All that comes until the server closes."""
     answer = b""
@@ -227,12 +286,39 @@ def answer_to(running: Running, data: bytes) -> bytes:
     return answer
 
 
-def get(connection: http.client.HTTPConnection, path: str) -> tuple[int, str]:
-    connection.request("GET", path)
+def get(connection: http.client.HTTPConnection, path: str, accept: str = "") -> tuple[int, str]:
+    connection.request("GET", path, headers={"Accept": accept})
     response = connection.getresponse()
     return response.status, response.read().decode()
 
 
-def test_what_is_kept_is_rendered_once(running: Running) -> None:
-    for _ in range(20):
-        assert get(running.connect(), "/kept") == (200, "rendering 1\n")
+def test_out_of_cpu_time_the_next_connection_waits(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "LONGEST_S", 3600.0)
+    monkeypatch.setattr(http_server, "BATCH", 1)
+    assert get(running.connect(), "/spends") == (200, "spent\n")
+    live.until(lambda: len(running.server.open) == 0, "it to be paid for")
+    # The thread that accepts may wait already: then the first has no answer either. 500 s are to be earned.
+    for connection in (running.connect(), running.connect()):
+        connection.request("GET", "/good")
+    connection.sock.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        connection.getresponse()
+
+
+def test_a_cpu_that_takes_longer_to_wake_up_than_that_earns_answers_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As an emulated one does: 5 to 15 ms, of the 10 ms that it has earned in the second before."""
+    monkeypatch.setattr(http_server, "LONGEST_S", 0.01)
+    looks = itertools.count(1)
+    with Running(cpu=lambda: next(looks) * 2 * BURST_S) as running:
+        for path in ("/good", "/kept", "/good"):
+            assert get(running.connect(), path)[0] == 200
+
+
+def test_what_is_kept_is_rendered_once_for_each_format_whatever_clients_accept(running: Running) -> None:
+    for n in range(100):
+        assert get(running.connect(), "/kept", f"text/plain; q=0.{n}") == (200, "rendering 1\n")
+        openmetrics = f"application/openmetrics-text; version=1.0.{n}; escaping=values"
+        assert get(running.connect(), "/kept", openmetrics) == (200, "rendering 2\n")
+    assert running.kept_for == ["", OPENMETRICS]

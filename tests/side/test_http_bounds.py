@@ -7,12 +7,12 @@ import pytest
 from monitor.side.endpoints import CPU_SHARE
 from monitor.side.export import http
 from monitor.side.export.http import (
+    BURST_S,
+    CLIENT_SHARE,
     FRESH_S,
-    PER_SECOND,
+    OPENMETRICS,
     RENDER_SHARE,
-    REST_S,
-    SAVED_S,
-    Pace,
+    Budget,
     Response,
     Route,
     Shared,
@@ -49,49 +49,51 @@ class Clock:
 @pytest.mark.parametrize("cost", [0.001, 0.02, 0.5])
 def test_renderings_of_all_that_is_kept_take_no_more_than_their_share_of_a_cpu(cost: float) -> None:
     clock = Clock()
-    kept = clock.shared(lambda: clock.render(cost), RENDER_SHARE, FRESH_S)
-    paths = ("/metrics", "/stats/summary")
-    for path in paths:  # the first of each imports what renders
-        kept.ask(path)
+    kept = clock.shared(lambda _: clock.render(cost), RENDER_SHARE, FRESH_S)
+    keys = [("/metrics", ""), ("/metrics", OPENMETRICS), ("/stats/summary", "")]
+    for key in keys:  # the first of each imports what renders
+        kept.ask(*key)
     began, clock.renderings = clock.now, 0
     for _ in range(100_000):
-        for path in paths:
-            kept.ask(path)
+        for key in keys:
+            kept.ask(*key)
         clock.now += 0.001
     took = clock.now - began
     assert clock.renderings >= 100
     assert clock.renderings * cost <= RENDER_SHARE * took + cost
-    assert clock.renderings <= len(paths) * (took / FRESH_S + 1)
+    assert clock.renderings <= len(keys) * (took / FRESH_S + 1)
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("cost", [0.0001, 0.01, 0.5])
 def test_a_flood_of_requests_gets_no_more_than_its_share_of_a_cpu(cost: float, fails: bool) -> None:
     clock = Clock()
-    shared = clock.shared(lambda: clock.render(cost, fails), CPU_SHARE)
+    shared = clock.shared(lambda _: clock.render(cost, fails), CPU_SHARE)
     for _ in range(102):
-        response = shared.ask("/metrics")
+        response = shared.ask("/metrics", "")
         assert response.status == (500 if fails else 200)
         clock.now += 1e-9  # the next request comes after this one was begun
     # The first is free, and the second answered at once: 100 pauses between 101 answers.
     assert clock.now - 100.0 == pytest.approx((100 / CPU_SHARE + 2) * cost)
     clock.now += 100.0  # of one that asks now and then none waits
     began = clock.now
-    shared.ask("/metrics")
+    shared.ask("/metrics", "")
     assert clock.now == pytest.approx(began + cost)
 
 
-def test_connections_are_accepted_at_a_bounded_rate() -> None:
-    pace, now, accepted = Pace(), 100.0, 0
-    while now < 1100.0:
-        accepted += 1
-        if (rest_s := pace.rest_s(now)) >= REST_S:
-            now += rest_s
-    assert accepted == pytest.approx(PER_SECOND * (1000 + SAVED_S), abs=PER_SECOND)
-    # A quiet hour saves up no more than this.
-    assert sum(pace.rest_s(now + 3600.0) < REST_S for _ in range(10_000)) == pytest.approx(
-        PER_SECOND * (SAVED_S + REST_S), abs=2
-    )
+def test_clients_take_no_more_than_their_share_of_a_cpu() -> None:
+    clock = Clock()
+    budget = Budget(CLIENT_SHARE, lambda: clock.now)
+    assert budget.spend(0.0) == 0
+    spent = 0.0
+    for _ in range(10_000):
+        clock.now += 0.002  # requests of one turn
+        spent += 0.002
+        if debt_s := budget.spend(0.002):
+            clock.sleep(debt_s)
+    assert spent <= CLIENT_SHARE * (clock.now - 100.0) + BURST_S
+    clock.now += 3600.0  # a quiet hour saves up no more than the burst
+    assert budget.spend(BURST_S + 0.01) == pytest.approx(0.01 / CLIENT_SHARE)
 
 
 class Ends:

@@ -3,13 +3,14 @@
 It serves numbers to scrapers and probes. Clients that connect and send nothing, send it slowly, do not read answers
 or ask for too much cost a bounded number of connections, bytes and seconds, and the oldest connection is closed for a
 new one: so a probe is answered beside any number of them. A connection has one request, and no byte after its head is
-parsed: a body cannot be taken for a second request. All requests together cost some 2 % of a CPU at most: 1 % is
-rendering (`RENDER_SHARE`), 1 % everything else (`PER_SECOND`), because helper and hot may share a CPU quota.
+parsed: a body cannot be taken for a second request. All requests together cost at most 2 % of a CPU: 1 % is rendering
+(`RENDER_SHARE`), 1 % everything else (`CLIENT_SHARE`), because helper and hot may share a CPU quota.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import math
 import re
@@ -21,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from socketserver import BaseServer
 from typing import Any, NamedTuple
 
@@ -28,12 +30,14 @@ from typing import Any, NamedTuple
 MAX_WAITING = 32
 #: Seconds for which a rendering is served again. A scraper asks every 15 to 60 s.
 FRESH_S = 1.0
-#: The part of a CPU that renderings take, all together.
+#: The part of a CPU that renderings take, all together, and that of connections and requests (0.1 ms each). The sum is
+#: 2 %, because helper and hot may share a quota.
 RENDER_SHARE = 0.01
-#: Connections a second, 0.1 ms of CPU each; those of `SAVED_S` seconds can be saved up.
-PER_SECOND, SAVED_S = 100, 2.0
-#: The server pauses no more briefly, seconds: to wake up costs more than to accept a connection.
-REST_S = 0.1
+CLIENT_SHARE = 0.01
+#: CPU time that clients can save up, seconds: 500 requests at once.
+BURST_S = 0.05
+#: A debt that takes longer than this to earn is waived: an emulated CPU takes 5 to 15 ms to wake up.
+LONGEST_S = 2.0
 
 
 class Response(NamedTuple):
@@ -42,7 +46,9 @@ class Response(NamedTuple):
     body: bytes
 
 
-Route = Callable[[], Response]
+#: A route gets the Accept header: "" or `OPENMETRICS`.
+Route = Callable[[str], Response]
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 def text(status: int, body: str) -> Response:
@@ -50,16 +56,22 @@ def text(status: int, body: str) -> Response:
     return Response(status, "text/plain; charset=utf-8", body.encode() + b"\n")
 
 
-class Pace:
-    """`PER_SECOND` of connections."""
+class Budget:
+    """``share`` of a CPU for all threads that `spend` from it, of which `BURST_S` can be saved up."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._share = share
+        self._clock = clock
         self._earned_at = -math.inf
+        self._lock = threading.Lock()
 
-    def rest_s(self, now: float) -> float:
-        """Seconds until a connection of this moment (monotonic seconds) is earned."""
-        self._earned_at = max(self._earned_at, now - SAVED_S) + 1 / PER_SECOND
-        return max(0.0, self._earned_at - now)
+    def spend(self, cpu_s: float) -> float:
+        """Seconds until the CPU time of all callers is earned: threads that sleep so long run one after the other."""
+        with self._lock:
+            now = self._clock()
+            earned_at = max(self._earned_at, now - BURST_S / self._share) + cpu_s / self._share
+            self._earned_at = min(earned_at, now + LONGEST_S)
+            return max(0.0, self._earned_at - now)
 
 
 @dataclass(eq=False)
@@ -82,43 +94,45 @@ class Shared:
         self._due = -math.inf
         self._room = threading.Semaphore(MAX_WAITING)
         self._one = threading.Lock()
-        self._made: dict[str, tuple[float, Response]] = {}
+        self._made: dict[tuple[str, str], tuple[float, Response]] = {}
 
     @property
     def is_kept(self) -> bool:
-        """Whether its answers are kept."""
+        """Whether its answers are kept, and making them is paid for here."""
         return self.fresh_s > 0
 
-    def ask(self, path: str) -> Response | None:
+    def ask(self, path: str, accept: str) -> Response | None:
         """From any thread; None if too many wait already."""
+        # There are two formats: a client must not cause a rendering for each spelling of Accept.
+        key = (path, OPENMETRICS if "application/openmetrics-text" in accept else "")
         since = self.clock() - self.fresh_s
-        if (kept := self._kept(path, since)) is not None:
+        if (kept := self._kept(key, since)) is not None:
             return kept
         if not self._room.acquire(blocking=False):
             return None
         try:
             with self._one:
-                return self._kept(path, since) or self._make(path)
+                return self._kept(key, since) or self._make(*key)
         finally:
             self._room.release()
 
-    def _kept(self, path: str, since: float) -> Response | None:
-        made_at, response = self._made.get(path, (-math.inf, None))
+    def _kept(self, key: tuple[str, str], since: float) -> Response | None:
+        made_at, response = self._made.get(key, (-math.inf, None))
         return response if made_at >= since else None
 
-    def _make(self, path: str) -> Response:
+    def _make(self, path: str, accept: str) -> Response:
         if (wait_s := self._due - self.clock()) > 0:
             self.sleep(wait_s)
         began, before = self.clock(), self.cpu()
         try:
-            response = self.routes[path]()
+            response = self.routes[path](accept)
         except Exception as error:  # noqa: BLE001 - one bad answer must not end the thread in silence
             self.on_error(f"{path}: {type(error).__name__}: {error}")
             response = text(500, "internal error; see the log")
         # The first one imports what renders: 0.1 s of CPU once, for which no client has to wait 10 s.
-        if path in self._made:
+        if (path, accept) in self._made:
             self._due = self.clock() + (self.cpu() - before) * (1 / self.share - 1)
-        self._made[path] = began, response
+        self._made[path, accept] = began, response
         return response
 
 
@@ -136,9 +150,12 @@ HEAD_S = 5.0
 WRITE_S = 10.0
 #: After an answer the server reads and drops data for so long (seconds), and so often, because closing with unread data
 #: would reset the connection, and the client would not see the answer.
-DRAIN_S, MOST_DRAINED = 1.0, 16
-#: How long a connection gets to end, seconds.
+DRAIN_S, MOST_DRAINED = 1.0, 256
+#: Connections that are accepted without a rest: the first costs four times as much as the others.
+BATCH = 16
+#: Pause after accept(2) failed for want of descriptors or memory, and how long a connection gets to end, seconds.
 DEAF_S = 1.0
+_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 #: The line that refuses a client of another host.
 _NOT_FOR_OTHERS = "only for this machine; outrace run --expose-metrics opens it to other hosts and pods"
 
@@ -161,13 +178,20 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = default_request_version = "HTTP/1.1"
     server_version, sys_version = "outrace", ""
     error_message_format, error_content_type = "%(message)s\n", "text/plain; charset=utf-8"
+    rendered_s = 0.0  # CPU time that `Shared` paid for
 
     def log_message(self, *_: object) -> None:
         """Clients cause no lines."""
 
     def handle(self) -> None:
-        """Raises OSError, of time too."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        try:
+            self._serve()
+        finally:
+            self.server.budget.spend(self.server.cpu() - self.rendered_s)
+
+    def _serve(self) -> None:
+        """Raises OSError, of time too."""
         head = b""
         for data in self._received(HEAD_S):
             head += data
@@ -212,9 +236,12 @@ class Handler(BaseHTTPRequestHandler):
             return text(HTTPStatus.NOT_FOUND, f"not here; try {' '.join(server.routes)}")
         if shared.is_kept and not (server.exposed or is_own(self.connection)):
             return text(HTTPStatus.FORBIDDEN, _NOT_FOR_OTHERS)
+        before = server.cpu()
         server.mark(self.connection, is_closable=False)
-        response = shared.ask(path)
+        response = shared.ask(path, self.headers.get("accept", ""))
         server.mark(self.connection, is_closable=True)
+        if shared.is_kept:
+            self.rendered_s = server.cpu() - before
         if response is None:
             server.refused += 1
             return text(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait")
@@ -234,8 +261,8 @@ class Server(ThreadingHTTPServer):
     """Serves on ``listener``, which it owns; ``on_error(message)`` is called when something failed that should not.
 
     Each path is answered by its `Shared`; those that are kept, unless ``exposed``, only to clients of this machine.
-    `refused` counts requests that were answered 503 because too many waited, and connections that were closed because
-    all others waited; `cut` those closed for being slow, or to make room.
+    ``share`` is `CLIENT_SHARE`. `refused` counts requests that were answered 503 because too many waited, and
+    connections that were closed because all others waited; `cut` those closed for being slow, or to make room.
     """
 
     def __init__(
@@ -245,12 +272,14 @@ class Server(ThreadingHTTPServer):
         on_error: Callable[[str], None],
         exposed: bool = True,
         max_connections: int = MAX_CONNECTIONS,
+        share: float = CLIENT_SHARE,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         BaseServer.__init__(self, listener.getsockname(), Handler)  # TCPServer would make a socket of its own
         self.socket, self.routes, self.on_error, self.exposed = listener, routes, on_error, exposed
         listener.setblocking(True)  # the helper before may have left it otherwise
         self.refused = self.cut = 0
-        self._pace = Pace()
+        self.budget, self.cpu = Budget(share), cpu
         self._max_connections = max_connections
         self.open: set[socket.socket] = set()
         self._closable: dict[socket.socket, None] = {}  # of these, the oldest first: they wait for no answer of ours
@@ -258,7 +287,7 @@ class Server(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Serve from threads of its own until the process ends."""
-        threading.Thread(target=self.serve_forever, args=(None,), name="http", daemon=True).start()
+        threading.Thread(target=self._run, name="http", daemon=True).start()
 
     def mark(self, sock: socket.socket, is_closable: bool) -> None:
         """Whether it may be closed for a new connection; it is the youngest of these then."""
@@ -267,13 +296,25 @@ class Server(ThreadingHTTPServer):
             if is_closable:
                 self._closable[sock] = None
 
-    # called by `serve_forever`, in this order but the first, which comes last and also where accept(2) failed; the last
-    # two by the thread of the connection
+    def _run(self) -> None:
+        paid_s = 0.0  # CPU time of this thread
+        for number in count(1):
+            self.handle_request()
+            debt_s = self.budget.spend(self.cpu() - paid_s)
+            if debt_s > 0 and number % BATCH == 0:
+                time.sleep(debt_s)  # clients wait in the kernel, which is cheap
+            paid_s = self.cpu()  # to wake up costs an emulated CPU more than a second of 1 % earns
 
-    def service_actions(self) -> None:
-        """Clients wait in the kernel, which is cheap."""
-        if (rest_s := self._pace.rest_s(time.monotonic())) >= REST_S:
-            time.sleep(rest_s)
+    # called by `handle_request`, in this order; the last two by the thread of the connection
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _WANT and not self._make_room():
+                self.on_error(f"accept: {error.strerror}")
+                time.sleep(DEAF_S)
+            raise
 
     def verify_request(self, _request: Any, _client_address: Any) -> bool:
         """Whether there is room for it."""

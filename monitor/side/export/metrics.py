@@ -13,8 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import InfoMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from monitor import __version__
@@ -112,9 +113,13 @@ class Metrics(Collector):
 
     def __post_init__(self) -> None:
         self.node, self.figures = self.health.node, self.health.figures
+        self.registry = CollectorRegistry(auto_describe=False)  # registering must not read the world
+        self.registry.register(self)
 
-    def render(self) -> Response:
-        return Response(200, "text/plain; version=0.0.4; charset=utf-8", generate_latest(self))
+    def render(self, accept: str) -> Response:
+        """The exposition in the format the client asks for (text 0.0.4 or OpenMetrics)."""
+        encoder, content_type = choose_encoder(accept)
+        return Response(200, content_type, encoder(self.registry))
 
     def collect(self) -> Iterator[Metric]:
         domains = self.figures.domains()
