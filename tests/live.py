@@ -178,7 +178,7 @@ class Watching:
             ring.close()
         self.table.reset()
         self.table.close()
-        os.close(self.counters._table.fd)
+        self.counters.close()
         for part in vars(self.sweeper).values():  # the daemon keeps its programs for life; here there is one per test
             if isinstance(part, (Program, Map)):
                 os.close(part.fd)

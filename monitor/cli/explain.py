@@ -33,7 +33,8 @@ Data = Mapping[str, Any]
 @no_daemon_option
 @output_option
 def explain(pod: str | None, no_daemon: bool, output: str, **settings: Any) -> None:
-    """Show which pod would be evicted next and why; with NS/POD (a uid, or a unique name), why this one or why not.
+    """Show which pod would be evicted next for memory, and why; with NS/POD (a uid, or a unique name), why this one or
+    why not.
 
     Without options: the node, pods and thresholds of the running daemon. With --no-daemon, or an option that describes
     a node: that node, with figures from the cgroup files. The output says which.
@@ -164,7 +165,7 @@ def _verdict(seen: Situation) -> str:
     if outcome.starved is None:
         text = "memory is not short" if seen.thresholds else "no threshold for memory is configured"
         waiting = "".join(f"; {t} is met and acts if it stays so" for t in outcome.observed)
-        return f"{text}: no pod would be evicted now{waiting}"
+        return f"{text}: no pod would be evicted for it now{waiting}"
     text = f"{outcome.starved.signal} is starved"
     if (victim := seen.victim) is not None:
         return f"{text}: {label(victim.pod)} would be evicted now, with {seen.result.grace_s} s of grace"
@@ -252,7 +253,7 @@ def _lines(answer: Data) -> Iterator[str]:
     yield from (*table(_COLUMNS, node["thresholds"]), "") if node["thresholds"] else ()
     yield node["verdict"]
     yield from (*suspension_lines(node["braked"]), *held_lines(node["held"]))
-    yield f"conditions a pass would raise now: {', '.join(node['conditions']) or 'none'}"
+    yield f"conditions of memory a pass would raise now: {', '.join(node['conditions']) or 'none'}"
     if node["held_conditions"] is not None:
         yield f"conditions in force at the daemon: {', '.join(node['held_conditions']) or 'none'}"
     yield ""

@@ -75,6 +75,7 @@ GONE = {
     "outrace explain --signal": "`outrace explain` without it: the order is the same for every signal of memory",
     "outrace report": "`outrace incidents list --since 7d`",
     "outrace demo --mode": "`outrace bench race --mode hold`, which races every load",
+    "outrace bench race --hooks": "`outrace demo --hooks NAME --margin SIZE`, for each hook",
     "outrace bench race --watch": "`outrace bench race --mode hold`, which watches each hold for a second",
 }
 

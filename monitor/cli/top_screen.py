@@ -45,7 +45,7 @@ def once(frame: Frame, width: int) -> Iterator[str]:
 def _title(frame: Frame, width: int) -> Line:
     daemon = frame["daemon"]
     if daemon is None:
-        source = "no daemon" if frame["source"] == FILES else "the daemon does not answer"
+        source = "no daemon" if frame["source"] == FILES else "no new figures"
     else:
         facts = (daemon["name"], daemon["mode"], daemon["rung"], "armed" if daemon["armed"] else "")
         source = " ".join(str(fact) for fact in facts if fact)

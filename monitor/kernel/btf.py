@@ -21,7 +21,7 @@ VMLINUX = Path("/sys/kernel/btf/vmlinux")
 _TOO_OLD = "the BPF rungs need Linux 5.8 or newer; if this is one, report this line"
 
 #: Kinds of types (include/uapi/linux/btf.h).
-_PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC, _FUNC_PROTO = 2, 3, 4, 5, 6, 8, 12, 13
+_PTR, _ARRAY, _STRUCT, _UNION, _ENUM, _TYPEDEF, _FUNC = 2, 3, 4, 5, 6, 8, 12
 #: volatile, const, restrict, and tags of a type.
 _QUALIFIERS = frozenset((9, 10, 11, 18))
 _MODIFIERS = _QUALIFIERS | {_TYPEDEF}

@@ -53,6 +53,9 @@ NEVER_LOGGED = ("reclaim",)
 _NOBODY = re.compile(r"OOM victim \d+ |Out of memory and no killable processes")
 #: The members of a group are killed in one go, after the victim.
 _GROUP_NS = 1_000_000_000
+#: ... and the victim itself is named again with them, no later than this: a console writes 64 lines a second, and lines
+#: in between may be lost.
+_AGAIN_NS = 5_000_000_000
 
 
 def line_of(record: bytes) -> tuple[int, str]:
@@ -150,7 +153,7 @@ class OomLog:
         self._hierarchy = hierarchy
         self._report = _Report()
         #: Of the last kill, which those of its group share: its report and pid, and (the group's cgroup, when).
-        self._last, self._victim = self._report, 0
+        self._last, self._victim = self._report, (0, 0)
         self._group: tuple[Path, int] | None = None
 
     def feed(self, record: bytes) -> LoggedKill | None:
@@ -183,19 +186,19 @@ class OomLog:
 
     def _killed(self, ts_ns: int, line: re.Match[str]) -> LoggedKill | None:
         pid = int(line[2])
-        report = self._report
+        report, before = self._report, self._victim
+        if pid == before[0] and ts_ns - before[1] < _AGAIN_NS:  # it has not gone yet, and is named with its group
+            return None
         # Killed with its group, or the line was left out: it may still be there.
         task = report.task if report.pid == pid else self._now_in(pid)
         if self._is_member(ts_ns, task):
-            if pid == self._victim:  # it has not gone yet, and is named again with the others
-                return None
             report = self._last
         else:
             if report.pid not in (0, pid):  # a report that came to nothing
                 report = _Report()
             # At most 10 reports in 5 s are written: the next kill may come with none, and has no part in this one's.
             self.forget()
-            self._last, self._victim = report, pid
+            self._last, self._victim = report, (pid, ts_ns)
         return LoggedKill(self._event(report, task, pid, line), task, line.string, report.by_hand)
 
     def _event(self, report: _Report, task: Path | None, pid: int, line: re.Match[str]) -> OomEvent:

@@ -252,6 +252,9 @@ class Counters:
     def __init__(self, pins: Pins) -> None:
         self._table = pins.map("counts", 8 * int(libbpf().libbpf_num_possible_cpus()))
 
+    def close(self) -> None:
+        os.close(self._table.fd)
+
     def now(self) -> dict[str, int]:
         """``emitted_*`` and ``lost_*`` per kind, ``evaluated``, ``swept``, and the others of `COUNTS`."""
         raw = {name: self._table.lookup(at.to_bytes(4, sys.byteorder)) for at, name in enumerate(COUNTS)}

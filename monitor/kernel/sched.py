@@ -75,7 +75,7 @@ def started() -> None:
     is_whole = False
     while not is_whole:
         listed = set(os.listdir("/proc/self/task"))
-        is_whole = listed <= back
+        is_whole = listed <= back and len(listed) >= os.stat("/proc/self/task").st_nlink - 2
         for thread in listed:
             try:
                 os.setpriority(os.PRIO_PROCESS, int(thread), 0)

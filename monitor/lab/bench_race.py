@@ -55,6 +55,8 @@ def _row(name: str, results: Sequence[RaceResult]) -> Row:
 
 
 def _kill_races(runs: int, quick: bool, no_baselines: bool, margins: Any, hogs: Any, loads: Any) -> list[Row]:
+    if any(margin > NODE_BYTES // 2 for margin in margins or ()):
+        raise ConfigError("--margin is more than half of the node", f"give at most {NODE_BYTES // 2 // MIB}Mi")
     small, few = margins or (KERNEL_MARGINS[:1] if quick else KERNEL_MARGINS), hogs or HOGS[:1]
     margins, loads = margins or ((2 * MIB,) if quick else MARGINS), loads or ("4k", "thp")
     cases = [*(("user", margin, hogs or HOGS) for margin in margins), *(("kernel", margin, few) for margin in small)]

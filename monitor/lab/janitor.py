@@ -25,15 +25,20 @@ PATIENCE_S = 20.0
 
 def kill_all(cgroup: str) -> None:
     """SIGKILL every process in the tree; by pidfd, looked up again, so that a reused pid is never hit."""
-    for directory, pids in cgroup_procs.walk(Path(cgroup)):
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):  # it went by itself
-                fd = os.pidfd_open(pid)
-                try:
-                    if pid in cgroup_procs.pids_in(directory):
-                        signal.pidfd_send_signal(fd, signal.SIGKILL)
-                finally:
-                    os.close(fd)
+    with contextlib.suppress(OSError):  # what is left is looked at again, or said to be left
+        for directory, pids in cgroup_procs.walk(Path(cgroup)):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # it went by itself
+                    _kill(pid, directory)
+
+
+def _kill(pid: int, directory: str) -> None:
+    fd = os.pidfd_open(pid)
+    try:
+        if pid in cgroup_procs.pids_in(directory):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    finally:
+        os.close(fd)
 
 
 def end_processes(pidfds: list[int]) -> None:
@@ -77,7 +82,7 @@ def thaw(freezer: str) -> None:
 
 
 def clean(pidfds: list[int], paths: list[str]) -> bool:
-    """Everything that belongs to a lab node; False if a cgroup could not be removed."""
+    """Everything that belongs to a lab node; False if anything could not be removed."""
     cgroups = [path for path in paths if os.path.exists(os.path.join(path, "cgroup.procs"))]
     for cgroup in cgroups:
         thaw(cgroup)
@@ -89,7 +94,7 @@ def clean(pidfds: list[int], paths: list[str]) -> bool:
         shutil.rmtree(directory, ignore_errors=True)
         if directory.startswith(str(pins.ROOT)):
             instances.remove_empty_root()
-    return all(removed)
+    return all(removed) and not any(map(os.path.exists, paths))
 
 
 def janitor() -> None:

@@ -122,7 +122,7 @@ class PodSource(ABC):
         scan = self._scan()
         # A directory may have changed between being scanned and being watched: after new watches look again.
         scan.unsettled |= bool(self._watcher.watch_only(scan.watch))
-        self._next_scan = self._when(scan, bool(self._events))
+        self._next_scan = self._when(scan, bool(self._events or self._watcher.added))
         return self._difference(scan)
 
     def _when(self, scan: Scan, changed: bool) -> float:

@@ -70,6 +70,8 @@ class SpecSource(PodSource):
         if not self._dirs and any(POD_CGROUP not in one.pod.annotations for one in manifests):
             uids = (uid for one in manifests for uid in tree_uids(one.pod))  # not where the kubelet puts it by default
             self._list_pods(search(self.hierarchy, self.node, uids) or self.kubepods)
+        if self.kubepods is not None:
+            scan.watch.update(dict.fromkeys(cgroup_tree.class_dirs(self.kubepods), CHILDREN))
         owners: dict[str, str] = {}  # of each pod's cgroup: where the pod is described
         around: dict[str, str] = {}  # ... and of each cgroup above it
         seen: dict[str, str] = {}
@@ -129,10 +131,11 @@ class SpecSource(PodSource):
             self._until_s = time.monotonic() + RESCAN_S
         added = self._watcher.added  # after they were looked at
         there = added.union(*paths)
+        moved = added.union(event.directory for event in self._events if event.directory and not event.name)
         self._looks = {
             uid: look
             for uid, look in self._looks.items()
-            if uid in self.pods and look.inside.isdisjoint(there) and look.found.cgroup.parent not in added
+            if uid in self.pods and look.inside.isdisjoint(there) and look.found.cgroup.parent not in moved
         }
         self._ids = {uid: ids for uid, ids in self._ids.items() if uid in self.pods}
         known = {found.cgroup_ids[0] for found in self.pods.values()}
@@ -145,6 +148,8 @@ class SpecSource(PodSource):
         if known is not None and (known.manifest, known.dirs) != (manifest, dirs):
             known = None
         seen = Scan() if known is None else known.seen
+        if known is None:
+            self._ids.pop(pod.uid, None)  # no container has a cgroup where the pod has none
         try:
             found = self._find(manifest, seen) if known is None else known.found
         finally:
@@ -192,8 +197,6 @@ class SpecSource(PodSource):
                 f"metadata.uid: no cgroup of pod {manifest.pod.uid} under {kubepods or 'any kubepods'} yet, waiting "
                 f"for it; name the pod's cgroup by the annotation {POD_CGROUP}",
             )
-        if kubepods is not None:
-            scan.watch.update(dict.fromkeys(cgroup_tree.class_dirs(kubepods), CHILDREN))
         path = self._annotated(POD_CGROUP, text, self.node)
         self._check_claim(manifest, text, path)
         return _KEY, path

@@ -166,7 +166,6 @@ class Stalls:
         managed, machine = self.units.managed if self.units is not None else UNASKED, self.node.node_path
         if (pods, self.node.kubepods, managed) == self._matched:
             return
-        self._matched = pods, self.node.kubepods, managed
         places: dict[str, Path | None] = {MACHINE: machine, KUBEPODS: self.node.kubepods, stall.SWAP: machine}
         places |= {uid: found.cgroup for uid, found in pods.items()}
         for key, cgroup in places.items():
@@ -180,6 +179,7 @@ class Stalls:
             else:
                 uid, name = (key, label(pods[key].pod)) if key in pods else ("", key)
                 self._subjects[key] = _Subject(uid, name, cgroup, rule)
+        self._matched = pods, self.node.kubepods, managed
 
     def _path(self, cgroup: Path) -> str:
         return f"/{cgroup.relative_to(self.node.hierarchy.root)}"
@@ -362,6 +362,7 @@ class Stalls:
     def _event(self, one: _Subject, now: Stall, cause: Cause) -> Stalled:
         whole = self.figures.domains(counted=False).get(NODE)
         domain = NODE if one.name in (MACHINE, stall.SWAP) else one.name
+        known = [load for load in one.loads if load.refaults is not None] or one.loads
         return Stalled(
             ts_ns=one.loads[-1].ts_ns,
             domain=self._path(one.cgroup) if one.uid else domain,
@@ -375,7 +376,7 @@ class Stalls:
             lacks=one.lacks,
             grew=cause.grew,
             available=None if whole is None else whole.available,
-            swap=one.name == stall.SWAP or stall.swaps(one.loads[0], one.loads[-1]),
+            swap=one.name == stall.SWAP or stall.swaps(known[0], known[-1]),
             full=one.oomd.full,
             oomd=one.oomd.kills,
         )

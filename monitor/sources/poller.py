@@ -34,6 +34,8 @@ ABOVE_NS = 25_000_000
 LISTS_NS = 250_000_000
 #: A crossing is never dated further back than this, or it would count as one that was read late.
 BACK_NS = 400_000_000
+#: What of a look counts for the pace: one that waited for the kernel's lists says nothing about the next.
+_MOST_NS = 5_000_000
 #: The loop's longer sleeps end at a whole millisecond, rounded up.
 EARLY_NS = 1_000_000
 
@@ -97,7 +99,7 @@ class Poller(EventSource):
         for watch, over in fresh:
             records += self._crossings(watch, over, max(since, start - BACK_NS))
         if not records:
-            self._cost_ns = bounds.turn_ns(self._cost_ns, time.thread_time_ns() - began)
+            self._cost_ns = bounds.turn_ns(self._cost_ns, min(_MOST_NS, time.thread_time_ns() - began))
         self._plan(start, wait)
         return records
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from monitor.kernel.pins import OOM, Counters, Pins, Ring
 from monitor.kernel.wire import EVENT, OomEvent
@@ -145,15 +146,15 @@ class Rings(EventSource):
 
     def _take_over(self, pins: Pins) -> None:
         """Read what was written while no daemon ran, and note how much of it an earlier one had read."""
-        counters = Counters(pins)
-        for _ in range(_ROUNDS):
-            self._events.consume()  # of domains of an earlier daemon: none is watched yet
-            self._steps.consume()
-            self._reclaims.consume()
-            self._kills.consume()  # but every kill since then is to be reported
-            self._ooms.consume()
-            written = counters.now()
-            if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers belong together
-                break
+        with closing(Counters(pins)) as counters:
+            for _ in range(_ROUNDS):
+                self._events.consume()  # of domains of an earlier daemon: none is watched yet
+                self._steps.consume()
+                self._reclaims.consume()
+                self._kills.consume()  # but every kill since then is to be reported
+                self._ooms.consume()
+                written = counters.now()
+                if not self._ooms.consume() + self._kills.consume():  # nothing came between: the numbers are of once
+                    break
         for kind in _KINDS:
             self._stats.set(f"base_{kind}", max(0, written[f"emitted_{kind}"] - self._stats.get(f"records_{kind}")))

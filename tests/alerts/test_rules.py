@@ -163,7 +163,7 @@ def exported_names(state_dir: Path) -> set[str]:
     node, figures, holds, log = parts.node, parts.figures, parts.holds, parts.log
     races = parts.races()
     cluster = parts.cluster(ClusterConfig(Server("127.0.0.1", 9, https=False)))  # not asked
-    own = ProcessWatch(node, figures, log, ignored, ignored, ignored)
+    own = ProcessWatch(node, figures, log, ignored, ignored)
     http = SimpleNamespace(refused=0, cut=0)
     metrics = Metrics(parts.health, holds, log, own, http, lambda: (races, cluster))
     try:

@@ -15,7 +15,7 @@ from tests.commands import called
 from tests.live import MIB, Puppet, cgroup, daemon, one_line, until
 
 MEMORY = "memory.available"
-NOTHING = "memory is not short: no pod would be evicted now"
+NOTHING = "memory is not short: no pod would be evicted for it now"
 pytestmark = [pytest.mark.live, pytest.mark.once, pytest.mark.skipif(os.geteuid() != 0, reason="not root: no cgroup")]
 
 
@@ -75,7 +75,7 @@ def test_a_starved_node_shows_who_would_go(node: LabNode) -> None:
     assert found["conditions"] == ["MemoryPressure"]
     assert [row["signal"] for row in found["thresholds"] if row["first"]] == [MEMORY]
     shown = text(node, "--eviction-hard", "memory.available<99%")
-    assert "conditions a pass would raise now: MemoryPressure\n" in shown
+    assert "conditions of memory a pass would raise now: MemoryPressure\n" in shown
 
 
 def test_a_soft_threshold_begins_its_grace(node: LabNode) -> None:

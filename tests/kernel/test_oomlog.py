@@ -244,6 +244,14 @@ def test_a_group_shares_the_report_and_its_first_victim_is_named_once(tree: Hier
     assert again is not None, "another process of that number"
 
 
+@pytest.mark.parametrize(("lost", "ms"), [(True, 2), (False, 1100)])
+def test_a_victim_is_named_once_whatever_is_lost_or_late_in_between(tree: Hierarchy, lost: bool, ms: int) -> None:
+    log = fed(tree, *LINES, KILLED)
+    if lost:
+        log.forget()
+    assert log.feed(later(6601, ms=ms)) is None
+
+
 @pytest.mark.parametrize(
     "end",
     [

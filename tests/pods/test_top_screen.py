@@ -96,7 +96,7 @@ def test_a_frame_that_cannot_be_made_leaves_the_last_one_with_the_problem() -> N
     shown = _next(Gone(), full())
     assert shown["pods"] == full()["pods"]
     lines = text(shown)
-    assert lines[0].startswith("outrace top  the daemon does not answer")
+    assert lines[0].startswith("outrace top  no new figures")
     assert "the cgroup is gone" in lines
     with pytest.raises(MonitorError):
         _next(Gone(), None)
