@@ -41,5 +41,6 @@ def test_who_brings_an_alert_goes_before_ordinary_threads(node: LabNode) -> None
                     found.append(os.getpriority(os.PRIO_PROCESS, int(tid.name)))
             return sorted(found)
 
-        # The loop, the judge, the one receiver, what slows held pods, processes of pods; all others are as they were once they began.
+        # The loop, the judge, the one receiver, what slows held pods, what follows their processes; all others are as
+        # they were once they began.
         live.until(lambda: (found := nice()) == [HURRIED] * 5 + [0] * (len(found) - 5), "five threads in a hurry")

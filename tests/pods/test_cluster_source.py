@@ -262,6 +262,21 @@ def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
     until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back")
 
 
+def test_the_kubelet_is_asked_as_soon_as_a_pod_goes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "POLL_S", 600.0)
+    pod = a_pod("a")
+    cluster.create(pod)
+    source = cluster.source(cluster.polled())
+    look(source, lambda: named(source) == {"shop/a"})
+    asked: list[float] = []
+    monkeypatch.setattr(source.feed, "soon", lambda for_s=0.0: asked.append(for_s))
+    look(source, lambda: source.due_s() > 1)  # what was watched anew is looked at
+    asked.clear()
+    cluster.remove_cgroup(uid_of(pod))  # the container with it, between two looks
+    look(source, lambda: not source.pods)
+    assert asked
+
+
 def test_the_kubelet_is_asked_as_soon_as_a_container_comes_or_goes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

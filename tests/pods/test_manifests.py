@@ -338,6 +338,17 @@ def test_a_pod_is_looked_at_again_when_something_happened_to_it_and_each_minute(
     assert looks() == ["a", "b", "c"]
 
 
+def test_the_kubelets_directory_of_an_annotated_pod_is_seen_when_it_comes(
+    folder: Path, hierarchy: Hierarchy, pods: PodSource
+) -> None:
+    _write(folder / "a.yaml", _pod("a", "own"))
+    for name in ("kubepods", "own", "kubepods/burstable", "kubepods/burstable/poduid-a"):
+        _cgroup(hierarchy, name)
+        for _ in range(3):
+            pods.poll()
+    assert pods.pods["uid-a"].cgroup == hierarchy.root / "kubepods/burstable/poduid-a"
+
+
 def test_linked_files_as_a_mounted_config_map_has_them(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
     _cgroup(hierarchy, "a")
     for version, memory in (("..v1", "1Gi"), ("..v2", "2Gi")):
