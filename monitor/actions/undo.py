@@ -2,7 +2,7 @@
 
 The next start calls it, a start that fails, the helper process when its hot process is gone, `outrace unload`, and with
 `--holds` the service manager (ExecStopPost=). A daemon that runs puts its own changes back the same way
-(`monitor.actions.changes.BrakeFile.put_back`).
+(`monitor.actions.changes.BrakeFile.put_back`), and values of oom_score_adj by `monitor.actions.oom_values`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from monitor.side.holds import Holds
 from monitor.side.left_changes import LeftChanges
 from monitor.side.message_handler import MessageHandler
 from monitor.side.node_state import Figures, Inbox, NodeState
-from monitor.side.pod_watch import PodSync, PodWatch
+from monitor.side.pod_watch import PodSender, PodWatch
 from monitor.side.process_watch import ProcessWatch
 from monitor.side.worker import Worker
 
@@ -123,7 +123,7 @@ class Side:
         self.figures = figures = Figures(node, stats, self.send)
         self.health = Health(node, figures, self.wake, self.watch, self.disks)
         self.processes = ProcessWatch(node, figures, self.log, self.watch.doubt, self._failed)
-        self.pods = PodSync(node, self.watch, sock, self.log)
+        self.pods = PodSender(node, self.watch, sock, self.log)
         self._poll = select.poll()
         self._ending = False
 

@@ -99,7 +99,7 @@ def pod_message(found: FoundPod, era: Era = CURRENT) -> PodSeen:
 
 
 @dataclass
-class PodSync:
+class PodSender:
     """What the watch found: to the hot process, into the node's state, into the log."""
 
     node: NodeState

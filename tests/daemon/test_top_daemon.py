@@ -31,11 +31,11 @@ def test_a_daemon_that_goes_away_and_comes_back_with_another_threshold(
     ):
         made.shows("outrace top  one hold poll", "memory.available<48Mi", "lab/web", "no record lost")
         first.stop()
-        made.shows("outrace top  the daemon does not answer", "lab/web")
+        made.shows("outrace top  no new figures", "lab/web")
         made.until(lambda screen: "no record lost" not in screen.text)  # a frame may come in several reads
         with LabDaemon(node, *common, *hard(64), state_dir=state):
             made.shows("outrace top  one hold poll", "memory.available<64Mi", "lab/web", "no record lost")
-            made.until(lambda screen: "48Mi" not in screen.text and "does not answer" not in screen.text)
+            made.until(lambda screen: "48Mi" not in screen.text and "no new figures" not in screen.text)
         made.press("\x03")
         assert made.end() == 0
         assert made.screen.overflows == 0

@@ -19,7 +19,7 @@ from monitor.settings.config import RunConfig
 from monitor.side import cgroup_names
 from monitor.side.cgroup_names import CgroupNames
 from monitor.side.event_builder import EventBuilder
-from monitor.side.pod_watch import PodSync
+from monitor.side.pod_watch import PodSender
 from tests.filesystems import nested
 from tests.log_lines import LogLines, ignored
 from tests.pods.cluster import a_pod, uid_of
@@ -71,7 +71,7 @@ class Node:
         self.changes: list[Change] = []
         self.ours, self.hot = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.hot.setblocking(False)
-        self.pods = PodSync(self.node, watch, self.ours, self.log)
+        self.pods = PodSender(self.node, watch, self.ours, self.log)
         self.builder = EventBuilder(self.node, self.figures, parts.holds, self.log, ignored)
 
     def make_cgroup(self, path: Path) -> None:
