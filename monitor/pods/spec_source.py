@@ -222,7 +222,7 @@ class SpecSource(PodSource):
             problem = f"{cgroup} is of the pod of uid {kube.uid}, and this pod's is {manifest.pod.uid}"
             raise ConfigError(problem, "correct metadata.uid, or remove the annotation")
         ident, now = cgroupfs.cgroup_id(path), time.monotonic()
-        if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S:
+        if now - self._cleared.get(ident, -RESCAN_S) < RESCAN_S / 2:  # so each look at all looks into it
             return  # looking into it takes long
         if holds_pods(self.hierarchy, path):
             raise ConfigError(f"{cgroup} holds the pods of a kubelet", "name a cgroup of one pod")
