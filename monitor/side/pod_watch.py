@@ -54,9 +54,9 @@ class PodWatch(WatchedThread):
             yield self._found.get()
 
     def rest(self, rest_s: float | None, took_s: float) -> None:
-        """Until an event or a doubt, or `_POLL_S`. Events that others cause take an eighth of a CPU, and
-        more only where a look takes over 0.14 s: a new pod is known within a second and a look."""
-        readable(self._look_fd, min(_POLL_S, max(_PAUSE_S, 7 * took_s)))
+        """Until an event or a doubt, or `_POLL_S`. Events that others cause take a sixteenth of a CPU,
+        and more only where a look takes over 0.07 s: a new pod is known within a second and a look."""
+        readable(self._look_fd, min(_POLL_S, max(_PAUSE_S, 15 * took_s)))
         poll = select.poll()
         for fd in (self._look_fd, self.source.fileno()):
             if fd is not None:
