@@ -298,7 +298,7 @@ class Builder:
     def image(self) -> None:
         """The disk: MBR, then an ext4 with a gibibyte to spare for what tests write (cache-flood: 480 MiB)."""
         used = int(run("du", "-sm", self.tree).split()[0])
-        size = used + used // 10 + 1024
+        size = used + used // 10 + 2048
         disk = self.place / "disk.img"
         disk.unlink(missing_ok=True)
         with open(disk, "xb") as file:
