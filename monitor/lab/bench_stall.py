@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import click
 
-from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError
+from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import meminfo, pressure
 from monitor.lab.bench import Found, Listed, Row, bench, number, progress
 from monitor.lab.child import Child
@@ -77,12 +77,17 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
     count(node, hog, other)
     before = max(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
     since = len(daemon.log)
-    if load in ("neighbour", "fits", "swap"):
-        hog.go()
-    elif load in ("backup", "writer"):
-        started(other, "stream" if load == "backup" else "write", STREAM_MIB)
-    for pod in starting:
-        started(pod, "map", START_MIB)
+    try:
+        if load in ("neighbour", "fits", "swap"):
+            hog.go()
+        elif load in ("backup", "writer"):
+            started(other, "stream" if load == "backup" else "write", STREAM_MIB)
+        for pod in starting:
+            started(pod, "map", START_MIB)
+    except MonitorError:
+        if not (evicted := evictions(daemon, since)):
+            raise
+        return Seen(None, None, None, 0.0, evicted)
     return watch(daemon, reader, before, since, LOADS[load])
 
 
@@ -96,14 +101,19 @@ def watch(daemon: LabDaemon, reader: Child, before: float, since: int, evicts: b
         slowest = min(slowest, pages)
         if lost is None and pages < before / 2:
             lost = now
-        log = [r.get("msg") for r in daemon.log[since:]]
-        named = named or (now if "a pod waits for memory that it had" in log else None)
-        evicted = evicted or (now if "evicting" in log else None)
+        log = [(r.get("msg"), r.get("pod"), r.get("cause")) for r in daemon.log[since:]]
+        is_named = ("a pod waits for memory that it had", "lab/reader", "lab/other") in log
+        named = named or (now if is_named else None)
+        evicted = evicted or (now if any(msg == "evicting" for msg, *_ in log) else None)
         if evicts and evicted is not None and pages > before / 2:
             back = now
             break
-    names = tuple(str(r["pod"]) for r in daemon.log[since:] if r.get("msg") == "evicting")
-    return Seen(_from(lost, named), _from(lost, evicted), _from(evicted, back), slowest / before, names)
+    times = _from(lost, named), _from(lost, evicted), _from(evicted, back)
+    return Seen(*times, slowest / before, evictions(daemon, since))
+
+
+def evictions(daemon: LabDaemon, since: int) -> tuple[str, ...]:
+    return tuple(str(record["pod"]) for record in daemon.log[since:] if record.get("msg") == "evicting")
 
 
 def speed(reader: Child, sample_s: float = _SAMPLE_S) -> float:
