@@ -34,6 +34,8 @@ LEAST_SWAP = 1 / 20
 OOMD_SHARE, OOMD_NS, OOMD_SWAP = 0.6, 30_000_000_000, 0.9
 #: What reclaim brings back so fast is noise: pages.
 _FEW_REFAULTS = 10
+#: So many pages go through the memory of any node.
+_FEW_PASSED = 1024
 #: Pods shrink by less all the time: bytes.
 _LEAST_LOST = 1 << 20
 _DEFAULT_GRACE_NS, LONGEST_GRACE_NS = 10_000_000_000, 3600 * WINDOW_NS
@@ -49,7 +51,8 @@ RELAXED_NS, LONGEST_RELAXED_NS = 60_000_000_000, 3_600_000_000_000
 class Load(NamedTuple):
     """Counters of a cgroup at a moment, which only grow. ``memory_us``, ``io_us``: time in which at least one task
     waited (PSI, ``some``). ``refaults``, ``reclaimed``, ``swap_ins`` (refaults from swap), and what it has, ``size``:
-    pages; None: not read.
+    pages; None: not read. ``passed``: pages of files that the node has read or written for the first time: those that
+    it has, and those that reclaim took, without those read again.
     """
 
     ts_ns: int
@@ -59,6 +62,7 @@ class Load(NamedTuple):
     reclaimed: int | None = None
     swap_ins: int | None = None
     size: int | None = None
+    passed: int | None = None
 
 
 class Rule(NamedTuple):
@@ -148,6 +152,15 @@ def goes_round(loads: Sequence[Load]) -> bool:
     return refaults_now - refaults > max(_FEW_REFAULTS, 2 * (size_now - size))
 
 
+def files_pass(first: Load, now: Load) -> bool:
+    """Whether files that are read or written once displace what a pod has: more than one page of them went through the
+    node's memory for two that the pod read again. Beside a backup 2 to 7 for one; beside a pod that grew 1 for 280.
+    """
+    if first.passed is None or first.refaults is None or now.passed is None or now.refaults is None:
+        return False
+    return now.passed - first.passed > max(_FEW_PASSED, (now.refaults - first.refaults) // 2)
+
+
 def latest(loads: Sequence[Load]) -> float | None:
     """The share over the last `WINDOW_NS`, by samples in order of time; None where they do not go back so far.
 
@@ -224,10 +237,10 @@ def advance(rule: Rule, stall: Stall | None, loads: Sequence[Load]) -> Stall | N
 #: Why a stall is over: its cause has freed half of what it took, or was evicted; the pod's memory.high was raised; the
 #: stalled pod is gone; or none of these.
 FREED, EVICTED, RELAXED, GONE, CALM = "freed", "evicted", "relaxed", "gone", "calm"
-#: Why a pod is the cause: it reached its own limit or its memory.high; it grew; what grew is in no pod; no growth
-#: explains a third. Of a full swap: it has most of it.
+#: Why a pod is the cause: it reached its own limit or its memory.high; it grew; what grew is in no pod; files that are
+#: read or written once, whosoever's; no growth explains a third. Of a full swap: it has most of it.
 OWN_LIMIT, THROTTLED, GREW, OUTSIDE, UNKNOWN = "own_limit", "throttled", "grew", "outside", "unknown"
-SWAPPED = "swapped"
+FILES, SWAPPED = "files", "swapped"
 
 
 class Size(NamedTuple):
@@ -243,13 +256,14 @@ NOTHING = Size(0, 0)
 class Lacks(NamedTuple):
     """What a stalled pod lacks. ``lost``: by how many bytes its memory shrank in `GROWTH_NS`; ``refaulted``: bytes that
     it read again in the last second, the same ones perhaps many times, so no more than it has. ``limit``: `OWN_LIMIT`
-    or `THROTTLED` where it is at one; "" else.
+    or `THROTTLED` where it is at one; "" else. ``files_pass``: since it stalls (`files_pass`).
     """
 
     uid: str
     lost: int = 0
     refaulted: int = 0
     limit: str = ""
+    files_pass: bool = False
 
     @property
     def size(self) -> int:
@@ -288,6 +302,8 @@ def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[s
     """
     if lacks.limit:
         return Cause(lacks.uid, lacks.limit, max(0, grew.get(lacks.uid, 0)))
+    if lacks.files_pass:
+        return Cause("", FILES)
     if not lacks.size:  # not known: any growth would explain it
         return Cause("", UNKNOWN)
     least = max(LEAST_GREW, int(lacks.size * EXPLAINS), max(0, outside, *grew.values()) // 2)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monitor.policy.stall import EVICTED, FREED, GONE, GREW, OUTSIDE, OWN_LIMIT, RELAXED, SWAP, SWAPPED, THROTTLED
+from monitor.policy.stall import (
+    EVICTED,
+    FILES,
+    FREED,
+    GONE,
+    GREW,
+    OUTSIDE,
+    OWN_LIMIT,
+    RELAXED,
+    SWAP,
+    SWAPPED,
+    THROTTLED,
+)
 from monitor.race.codec import Record
 from monitor.race.facts import Facts
 from monitor.race.units import quantity, size, span
@@ -60,6 +72,8 @@ def _because(found: StalledPod) -> str:
         return f"{lacks}, and {grew} itself" if found.cause == found.pod else f"{lacks}, and {found.cause} {grew}"
     if found.why == OUTSIDE:
         return f"{lacks}, and memory outside every pod {grew}"
+    if found.why == FILES:
+        return f"{lacks}, and files that are read or written once took its place"
     return f"{lacks}, and no growth explains a third of that"
 
 
@@ -95,6 +109,9 @@ def remedy(f: Facts) -> list[str]:
             f"Limit the memory of {found.cause}, or protect {quantity(found.lacks_bytes)} more of {found.pod} "
             "(memory.low; its request with MemoryQoS)."
         ]
+    if found.why == FILES:
+        protect = f"Protect {quantity(found.lacks_bytes)} more of {found.pod} (memory.low; its request with MemoryQoS)"
+        return [f"{protect}, or give the pod that reads or writes those files a memory limit."]
     if found.why == SWAPPED:
         return [f"Limit the swap of {found.cause} (memory.swap.max; v1: memory.memsw.limit_in_bytes), or its memory."]
     return []

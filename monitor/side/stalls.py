@@ -106,6 +106,7 @@ class Stalls:
         self._asked_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause
         self._acted_ns = -EVICT_PACE_NS  # when a pod was evicted, or had ended, for any reason
         self._evicted: deque[tuple[int, str]] = deque(maxlen=_EVICTED)  # when, and the uid
+        self._node_passed: tuple[int, int | None] = (0, None)  # when, and `Load.passed` then
         self._problem = ""  # logged last
         self._log_budget = LogBudget(self.log)  # of this thread: a pod can cause any number of lines
         self.relaxing = Relaxing(self.node, self.figures, self.log, self._log_budget)
@@ -217,7 +218,7 @@ class Stalls:
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
                 has = self._has.of(one.cgroup) if one.rule.evict else None
-                now = Load(*now[:3], *pages, None if has is None else sum(has) // PAGE)
+                now = Load(*now[:3], *pages, None if has is None else sum(has) // PAGE, self._passed(now.ts_ns))
         one.loads.append(now)
         while len(one.loads) > 2 and one.loads[1].ts_ns <= now.ts_ns - stall.WINDOW_NS:
             one.loads.popleft()
@@ -241,6 +242,18 @@ class Stalls:
         one.whole_us = whole
         waited = pressure.waited(one.files)
         return None if waited is None else Load(now_ns, *waited)
+
+    def _passed(self, now_ns: int) -> int | None:
+        """`Load.passed`. None: not known."""
+        if self._node_passed[0] != now_ns:
+            path = self.node.node_path
+            found, has, swap = pressure.pages(self.node.hierarchy, path), self._has.of(path), self.swap()
+            if found is None or has is None:
+                self._node_passed = now_ns, None
+            else:  # what is in swap was taken too, and is no file
+                used = 0 if swap is None else int(swap[0] * swap[1])
+                self._node_passed = now_ns, found[1] - found[0] + (has.cache - used) // PAGE
+        return self._node_passed[1]
 
     def _end_of(self, one: _Subject, was: Stall) -> str:
         """Why a stall is over."""
@@ -267,8 +280,9 @@ class Stalls:
         if len(one.loads) < 2 or now.since_ns >= one.loads[-2].ts_ns:
             return
         before = one.cause
-        unknown = before is not None and before.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS
-        if one.found_ns != now.since_ns or unknown:
+        uncertain = before is not None and before.why in (stall.UNKNOWN, stall.FILES)
+        again = uncertain and now_ns - now.since_ns <= stall.GROWTH_NS
+        if one.found_ns != now.since_ns or again or (now.counts and one.reported is None and _files_pass(one)):
             lacks, one.cause = self._find_cause(one, now_ns)
             one.lacks, one.found_ns = lacks.size, now.since_ns
         if self._may_evict(one, now, now_ns):
@@ -295,6 +309,8 @@ class Stalls:
         again, origin = one.again, one.origin
         if again is None or origin is None or not again.counts or not one.rule.evict:
             return False
+        if None in (origin.passed, one.loads[-1].passed) and one.name != stall.SWAP:
+            return False  # nor whether files displace files
         if now_ns - max(self._asked_ns, self._acted_ns) < EVICT_PACE_NS:
             return False
         if now_ns - now.since_ns > max(EVICT_FOR_NS, 2 * one.rule.grace_ns) and one.name != stall.SWAP:
@@ -397,7 +413,13 @@ class Stalls:
         seen = first.refaults if first.refaults is not None else last.refaults
         refaulted = max(0, (last.refaults or 0) - (seen or 0)) * PAGE
         has = self._has.of(one.cgroup) or one.had
-        return Lacks(one.uid, max(0, sum(one.had) - sum(has)), min(refaulted, sum(has)), self._has.limit(one.uid))
+        lost, limit = max(0, sum(one.had) - sum(has)), self._has.limit(one.uid)
+        return Lacks(one.uid, lost, min(refaulted, sum(has)), limit, _files_pass(one))
+
+
+def _files_pass(one: _Subject) -> bool:
+    """Since it stalls, or in the last second."""
+    return any(stall.files_pass(since, one.loads[-1]) for since in (one.origin, one.loads[0]) if since is not None)
 
 
 def _due(now_ns: int, pace_ns: int) -> int:

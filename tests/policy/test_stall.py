@@ -24,6 +24,7 @@ from monitor.policy.stall import (
     Stall,
     advance,
     cause,
+    files_pass,
     goes_round,
     in_use,
     latest,
@@ -140,6 +141,27 @@ def test_a_pod_that_only_reads_back_what_it_had_lost_needs_no_memory(back: int, 
     loads = [Load(0, 0, 0), Load(S, 0, 0, 5, 5, 0, 1000), Load(2 * S, 0, 0, 5 + back, 5, 0, 1000 + grew)]
     assert goes_round(loads) is goes
     assert not goes_round(loads[:2])
+
+
+@pytest.mark.parametrize(
+    ("passed", "refaults", "passes"),
+    [
+        pytest.param(10_945, 1_669, True, id="backup"),
+        pytest.param(186, 51_563, False, id="neighbour"),
+        pytest.param(5_001, 10_000, True, id="over-half"),
+        pytest.param(5_000, 10_000, False, id="half"),
+        pytest.param(1_000, 0, False, id="few"),
+        pytest.param(-3_000, 0, False, id="files-removed"),
+    ],
+)
+def test_files_that_pass_through_memory_displace_those_that_are_read_again(
+    passed: int, refaults: int, passes: bool
+) -> None:
+    first, unknown = Load(0, 0, 0, 7, 0, 0, 0, 70), Load(S, 0, 0, 7 + refaults, 0)
+    assert files_pass(first, unknown._replace(passed=70 + passed)) is passes
+    assert not files_pass(first, unknown)
+    lacks = Lacks("a", 9 * MIB, files_pass=passes)
+    assert cause(lacks, {"b": 9 * MIB}, 0, ["b"]).why == ("files" if passes else "grew")
 
 
 @pytest.mark.parametrize(("from_swap", "of_all", "swapped"), [(6, 10, True), (5, 10, False), (0, 0, False)])

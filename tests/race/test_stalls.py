@@ -60,6 +60,7 @@ PLACE = "/kubepods/web"
             ("swap",),
         ),
         ("calm", {"why": "unknown", "cause": None}, "no growth explains a third of that;", ()),
+        ("calm", {"why": "files", "cause": None}, "and files that are read or written once took its place;", ()),
         (
             "calm",
             {"full": 0.034},
@@ -111,6 +112,7 @@ def test_the_advice_is_about_the_cause_or_the_pods_own_limit() -> None:
     assert advice().startswith("Limit the memory of shop/hog, or protect 33Mi more of shop/web")
     assert advice(why="own_limit").startswith("Raise the memory limit of shop/web")
     assert advice(why="throttled").startswith("Raise memory.high of shop/web")
+    assert advice(why="files", cause=None).startswith("Protect 33Mi more of shop/web (memory.low")
     assert advice(why="swapped", pod_name="swap.used").startswith("Limit the swap of shop/hog")
     assert advice(why="unknown", cause=None) == ""
 

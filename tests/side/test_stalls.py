@@ -41,6 +41,7 @@ class Node:
         self.takes, self.order = True, ["hog", "third", "reader"]
         self._written: dict[str, dict[str, int | str]] = {}
         self.refills = False  # a pod that reads pages again has them then
+        self.passing = 0  # pages of files that some pod reads once, in a quarter of a second
         self.node.pods = {name: self._pod(name) for name in ("reader", "hog", "third")}
         self.node.synced = True
         self.write()
@@ -85,6 +86,7 @@ class Node:
         """So many seconds in which pods waited for io for that share, and read again what reclaim took."""
         for _ in range(4 * number):
             self.now_ns += S // 4
+            self.waits[""][3] += self.passing
             for name, share in shares.items():
                 key = "" if name == "machine" else name
                 waits = self.waits[key]
@@ -233,6 +235,18 @@ def test_no_pod_is_evicted_for_a_stall_if_that_may_be_wrong_by_now(
     acting.seconds(5, reader=0.9)
     assert acting.sent == []
     assert acting.cause_of("reader") == "hog", "it stays the one that caused it"
+
+
+@pytest.mark.parametrize(("passing", "why"), [(160, "grew"), (200, "files")])
+def test_no_pod_is_evicted_if_files_that_are_read_once_displace_those_of_another(
+    acting: Node, passing: int, why: str
+) -> None:
+    acting.displace(100)
+    acting.passing = passing  # of 360 that the reader reads again
+    acting.seconds(14, reader=0.9)
+    assert len(acting.sent) == (why == "grew")
+    *_, last = acting.events()
+    assert (last.why, last.cause) == (why, "hog" if why == "grew" else None)
 
 
 def test_the_pod_that_has_the_memory_by_then_is_evicted(acting: Node) -> None:
