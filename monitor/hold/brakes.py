@@ -77,7 +77,7 @@ class Hold:
             hard=True,  # only hard thresholds hold
             quantity=watch.hard_line,
             available=available,
-            second_line=hold.second_line(left) if rules.kills else 0,
+            second_line=hold.kill_threshold(left) if rules.kills else 0,
             reason=pod.reason,
             until_ns=pod.since_ns + rules.limit_ns,
             step=state.step,

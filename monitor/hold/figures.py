@@ -117,7 +117,7 @@ class HoldFigures:
             now = (now_ns, domain.available + ran, domain.available + sum({**usages, **sets}.values()))
             rate = 0
             if taken and now_ns - taken[0][0] >= LEAST_NS:
-                is_bounded = domain.available - room > hold.second_line(state.left.get(signal, domain.available))
+                is_bounded = domain.available - room > hold.kill_threshold(state.left.get(signal, domain.available))
                 which = 2 if is_bounded else 1
                 rate = max(0, (taken[0][which] - now[which]) * 1_000_000_000 // (now_ns - taken[0][0]))
             taken.append(now)

@@ -138,7 +138,7 @@ class Steps(NamedTuple):
 FREE = State()
 
 
-def second_line(left: int, rate: int = 0) -> int:
+def kill_threshold(left: int, rate: int = 0) -> int:
     """The kill threshold: bytes available at which the policy kills, where ``left`` were as the hold began."""
     return min(3 * left // 4, max(left // 4, rate * STOP_NS // 1_000_000_000))
 
@@ -182,7 +182,7 @@ def may_run(rules: Rules, state: State, domains: Mapping[str, Domain], room: int
     already may allocate below their caps.
     """
     above = rules.kubelet and not state.met_ns
-    floors = {s: d.line if above else second_line(state.left.get(s, d.available)) for s, d in domains.items()}
+    floors = {s: d.line if above else kill_threshold(state.left.get(s, d.available)) for s, d in domains.items()}
     return all(room < domain.available - floors[signal] for signal, domain in domains.items())
 
 
@@ -217,7 +217,7 @@ def _see(rules: Rules, state: State, look: Look, *, answered: bool) -> State:
 
 def _opens(rules: Rules, state: State, look: Look) -> str:
     """Why the policy decides itself from now on, "" if it does not."""
-    if any(d.available <= second_line(state.left[signal], d.rate) for signal, d in _met(look).items()):
+    if any(d.available <= kill_threshold(state.left[signal], d.rate) for signal, d in _met(look).items()):
         return SECOND_LINE
     if not state.pods:
         return ""
@@ -272,7 +272,7 @@ def _each(rules: Rules, state: State, look: Look, number: int) -> int:
     taken = 0 if look.freezes else sum(max(0, p.cap - look.usages.get(p.uid, p.usage)) for p in state.pods)
     shares = []
     for signal, d in look.domains.items():
-        floor, half = second_line(state.left.get(signal, d.available), d.rate), d.available // 2
+        floor, half = kill_threshold(state.left.get(signal, d.available), d.rate), d.available // 2
         if rules.kubelet and not state.met_ns:
             floor, half = d.line, (d.available - d.line) // 2
         shares.append(max(0, min(half, d.available - floor - taken)))
@@ -314,7 +314,7 @@ def _beyond(look: Look, most: int, part: int) -> int:
 def _each_across(look: Look, number: int) -> int:
     """Bytes that each of ``number`` pods may allocate: what one alone needs, together not below the kill threshold."""
     beyond = max(0, _beyond(look, BEYOND, 2))
-    left = min((d.available - second_line(d.line) for d in look.domains.values() if d.line), default=0)
+    left = min((d.available - kill_threshold(d.line) for d in look.domains.values() if d.line), default=0)
     return max(beyond // number, min(beyond, left // number))
 
 
@@ -329,7 +329,7 @@ def _creep(state: State, look: Look) -> tuple[State, tuple[Pod, ...]]:
         return state, ()
     usages = {p.uid: look.usages[p.uid] for p in state.pods if p.uid in look.slow and p.uid in look.usages}
     near = [p for p in state.pods if p.uid in usages and p.cap - usages[p.uid] < _NEAR]
-    floors = {s: second_line(state.left[s], d.rate) if s in state.left else d.line for s, d in look.domains.items()}
+    floors = {s: kill_threshold(state.left[s], d.rate) if s in state.left else d.line for s, d in look.domains.items()}
     rest = min((d.available - floors[signal] for signal, d in look.domains.items()), default=0)
     if not near or rest < CREEP * len(near):
         return state, ()

@@ -76,7 +76,7 @@ _ENDS = {
     "evicted": "until it was evicted",
     "gone": "until nobody was left of it",
     "time_limit": "until its time limit",
-    "second_line": "down to the second line, and then evicted",
+    "second_line": "down to the kill threshold, and then evicted",
     "other_pod": "until the kubelet evicted another pod",
     "unanswered": "and the kubelet did not answer",
     "grace": "for its grace",

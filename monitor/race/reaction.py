@@ -36,7 +36,7 @@ HOLD = Reaction(
     "hold",
     _STOP_MS,
     _STOP_MS,
-    "5 ms until the brake is on, 2 MiB that pass it, a second line that is in time for a kill",
+    "5 ms until the pod is held, 2 MiB that pass, a kill threshold that is in time",
     2 << 20,
 )
 REACTIONS = (KUBELET, HOLD, ENFORCE)
@@ -46,7 +46,7 @@ def survived(room: int, reaction: Reaction, ms: int) -> int | None:
     """The fastest steady growth, in whole bytes/s, that ``room`` bytes survive for ``ms``; None: there is none.
 
     When a brake is on, what a pod takes until it is held has to be left above the kill threshold
-    (`monitor.policy.hold.second_line`), which is a quarter of what is left, or as much as is taken until a kill has
+    (`monitor.policy.hold.kill_threshold`), which is a quarter of what is left, or as much as is taken until a kill has
     worked, but no more than three quarters.
     """
     taken, through = float(room), reaction.through

@@ -53,7 +53,7 @@ def test_the_next_who_grows_is_held_and_has_no_part_of_what_lies_below_the_secon
     )
     assert [pod.uid for pod in state.pods] == ["a", "b", "c"]
     first, second = (one.hold[0] for one in steps)
-    assert first.cap - first.usage == 20 * MIB - hold.second_line(32 * MIB - 1) - (5 * MIB - 1)
+    assert first.cap - first.usage == 20 * MIB - hold.kill_threshold(32 * MIB - 1) - (5 * MIB - 1)
     assert second.cap == second.usage, "what is left is spoken for: the brake gives it a MiB"
 
 
@@ -67,7 +67,7 @@ def test_who_is_slowed_down_near_his_cap_has_a_little_more_room_down_to_the_seco
     assert after.pods[0].cap == cap - MIB // 2 + hold.CREEP < cap - MIB // 2 + 2 * MIB
     assert run(ALONE, near._replace(usages={"a": cap - MIB}), state=state)[1] == [Steps()], "not near"
     assert run(ALONE, near._replace(slow=()), state=state)[1] == [Steps()], "its faults wait at the cap"
-    least = hold.second_line(32 * MIB - 1) + hold.CREEP
+    least = hold.kill_threshold(32 * MIB - 1) + hold.CREEP
     assert run(ALONE, near._replace(domains=node(least - 1)), state=state)[1] == [Steps()], "nothing is left for it"
     assert run(ALONE, near._replace(domains=node(least)), state=state)[1][0].recap
     across = state._replace(step=hold.ACROSS)
@@ -227,7 +227,7 @@ def test_laws(rules: Rules, steps: list[tuple[int, int, int, list[str], str, lis
             assert domain.available < hold.hold_line(rules, domain)
             spare = sum(max(0, pod.cap - look.usages[pod.uid]) for pod in state.pods)
             had = sum(max(0, pod.cap - look.usages[pod.uid]) for pod in before.pods)
-            line = hold.second_line(state.left.get("memory.available", domain.available), domain.rate)
+            line = hold.kill_threshold(state.left.get("memory.available", domain.available), domain.rate)
             assert spare <= max(had, domain.available - line), "no pod gets what lies below the second line"
         since |= {pod.uid: look.now_ns for pod in done.hold}
         for uid in state.uids:
@@ -235,11 +235,11 @@ def test_laws(rules: Rules, steps: list[tuple[int, int, int, list[str], str, lis
             assert look.now_ns - since[uid] < most, "every hold ends"
         left = state.left.get("memory.available")
         if left:
-            assert 0 < hold.second_line(max(left, 4), domain.rate) < max(left, 4), (
+            assert 0 < hold.kill_threshold(max(left, 4), domain.rate) < max(left, 4), (
                 "the second line comes before the end"
             )
         if hold.is_in_the_way(state) and state.met_ns and left is not None:
-            assert domain.available > hold.second_line(left, domain.rate), "no pod waits below it"
+            assert domain.available > hold.kill_threshold(left, domain.rate), "no pod waits below it"
         if not state.pods and not state.met_ns:
             assert state == FREE
         assert advance(rules, before, look) == (state, done)

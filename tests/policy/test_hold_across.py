@@ -41,7 +41,7 @@ def test_who_is_let_across_may_take_half_of_what_is_below_any_line_and_all_of_th
     beyond = min(d.available - d.line + min(hold.BEYOND, d.line // 2) for d in domains.values())
     assert 0 < max(rooms) <= beyond
     assert sum(rooms) <= beyond or all(
-        d.available - sum(rooms) >= hold.second_line(d.line) for d in domains.values()
+        d.available - sum(rooms) >= hold.kill_threshold(d.line) for d in domains.values()
     ), "or each has its part of the way"
     same = Look(3, domains, usages=dict.fromkeys(state.uids, 100 * MIB))
     assert run(BESIDE, same, state=state)[1] == [Steps()], "once is enough"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.hold import STOP_NS, second_line
+from monitor.policy.hold import STOP_NS, kill_threshold
 from monitor.race.reaction import HOLD, KUBELET, REACTIONS, Reaction, survived
 
 MI = 1 << 20
@@ -42,11 +42,11 @@ def test_a_hold_keeps_its_second_line_with_what_it_needs(rate: int) -> None:
     """By the policy's own line: what passes the brake stays above it, and it is in time for a kill."""
     taken = rate * STOP_NS // 10**9
     left = threshold_for(rate, HOLD) - taken
-    line = second_line(left, rate)
+    line = kill_threshold(left, rate)
     assert left - line >= (HOLD.through or 0) - 1
     assert line >= taken - 1
     less = left - 16
-    assert less - second_line(less, rate) < (HOLD.through or 0) or second_line(less, rate) < taken
+    assert less - kill_threshold(less, rate) < (HOLD.through or 0) or kill_threshold(less, rate) < taken
 
 
 @given(st.integers(1, 1 << 40), REACTION, BEYOND)
