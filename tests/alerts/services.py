@@ -53,29 +53,12 @@ exec {program} "$@"
     return str(script)
 
 
-def fetch(url: str) -> Any:
-    """The answer, from JSON."""
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return json.load(answer)
-
-
 def answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
-
-
-@contextmanager
-def process(*command: str, log: Path) -> Iterator[None]:
-    with log.open("wb") as out:
-        child = subprocess.Popen(command, stdout=out, stderr=out)
-    try:
-        yield
-    finally:
-        child.kill()
-        child.wait()
 
 
 _NOWHERE = """
@@ -103,14 +86,19 @@ class Alertmanager:
             f"--web.listen-address=127.0.0.1:{self.port}",
             "--cluster.listen-address=",
         )
-        with process(*command, log=self.directory / "alertmanager.log"):
-            until(lambda: answers(f"{self.url}/-/ready"), "Alertmanager is ready")
-            yield
+        log = (self.directory / "alertmanager.log").open("wb")
+        with log, subprocess.Popen(command, stdout=log, stderr=log) as child:
+            try:
+                until(lambda: answers(f"{self.url}/-/ready"), "Alertmanager is ready")
+                yield
+            finally:
+                child.kill()
 
     def alerts(self, name: str = "", **labels: str) -> list[dict[str, Any]]:
         """What it knows to be firing under this name and these labels, silenced or not."""
         wanted = labels | ({"alertname": name} if name else {})
-        found: list[dict[str, Any]] = fetch(f"{self.url}/api/v2/alerts")
+        with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=60) as answer:
+            found: list[dict[str, Any]] = json.load(answer)
         return [alert for alert in found if wanted.items() <= alert["labels"].items()]
 
 

@@ -13,14 +13,10 @@ from monitor.side.alerts import rules
 from monitor.side.alerts.rules import HOLD_S, Alert, alerts_for, rfc3339
 from monitor.side.alerts.send import RUNBOOK, AlertSender, alertmanager_body
 from tests.log_lines import LogLines
-from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT
+from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT, variant
 
 VICTIM = DURING_GRACE["oom_victims"][0]
 OUTSIDE = {**VICTIM, "pod": None, "comm": "sshd"}
-
-
-def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(alert.name, alert.labels["severity"]) for alert in alerts_for(incident, "n")]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +44,7 @@ def names(incident: dict[str, Any]) -> list[tuple[str, str]]:
     ],
 )
 def test_alerts_of_an_incident(incident: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert names(incident) == expected
+    assert [(alert.name, alert.labels["severity"]) for alert in alerts_for(incident, "n")] == expected
 
 
 def test_the_labels_of_an_oom_kill() -> None:
@@ -79,21 +75,8 @@ def test_the_same_trouble_is_the_same_alert() -> None:
     assert alert.starts_at == 1769860800.25
     first = alerts_for(DURING_GRACE, "n")
     other = {**VICTIM, "pid": 1, "comm": "x", "rss_bytes": 2, "oom_score_adj": 3, "policy_rank": 4, "memcg": "/y"}
-    again = alerts_for(
-        {
-            **DURING_GRACE,
-            "id": "another",
-            "start": "2026-02-01T00:00:00Z",
-            "end": "2026-02-01T00:00:09Z",
-            "oom_victims": [other],
-            "invoker": None,
-            "margin_ms": 1.0,
-            "margin_bytes": 2,
-            "summary": "s",
-            "advice": "a",
-        },
-        "n",
-    )
+    what = {"oom_victims": [other], "invoker": None, "summary": "s", "advice": "a"}
+    again = alerts_for(variant(1, DURING_GRACE, **what, margin_ms=1.0, margin_bytes=2), "n")
     assert [alert.identity for alert in again] == [alert.identity for alert in first]
     later = alerts_for({**DURING_GRACE, "end": "2026-01-31T12:10:00Z"}, "n")
     assert [(a.identity, a.starts_at) for a in later] == [(a.identity, a.starts_at) for a in first]
