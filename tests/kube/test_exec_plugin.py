@@ -22,7 +22,7 @@ Code = str
 
 
 def running(code: Code, **options: Any) -> Credentials:
-    return plugin("config: users[u].user.exec", (sys.executable, "-c", code), {"REGION": "eu"}, {"a": 1}, **options)
+    return plugin("config: users[u].user.exec", (sys.executable, "-c", code), {}, {}, **options)
 
 
 def printing(status: object) -> Code:
@@ -44,17 +44,6 @@ def test_a_token_is_asked_for_once_until_it_expires(tmp_path: Path, monkeypatch:
     now[0] += 3595
     assert tokens.current() == "t2"
     assert tokens.refresh() == "t3"
-
-
-def test_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    code = (
-        f"import os,sys,pathlib; pathlib.Path({str(out)!r}).write_text(os.environ['KUBERNETES_EXEC_INFO']);"
-        f"assert sys.stdin.read() == ''; assert os.environ['REGION'] == 'eu';"
-        f"print({TOKEN!r})"
-    )
-    assert running(code).current() == "t"
-    assert json.loads(out.read_text()) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -103,10 +92,12 @@ def test_a_bad_plugin_of_a_kubeconfig(tmp_path: Path, key: str, value: object) -
     assert f"{path}: users[u].user.exec.{key}" in str(caught.value)
 
 
-def test_beside_its_kubeconfig_it_is_given_the_cluster_where_it_wants_it(tmp_path: Path) -> None:
+def test_beside_its_kubeconfig_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
     program = tmp_path / "plugin"
-    program.write_text(f"#!/bin/sh\necho \"$KUBERNETES_EXEC_INFO\" > {tmp_path}/info; echo '{TOKEN}'\n")
+    checks = 'test "$REGION" = eu && test -z "$(cat)"'
+    program.write_text(f"#!/bin/sh\n{checks} && echo \"$KUBERNETES_EXEC_INFO\" > {tmp_path}/info && echo '{TOKEN}'\n")
     program.chmod(0o755)
-    assert load((with_plugin(tmp_path, provideClusterInfo=True),)).credentials.current() == "t"
+    path = with_plugin(tmp_path, provideClusterInfo=True, env=[{"name": "REGION", "value": "eu"}])
+    assert load((path,)).credentials.current() == "t"
     spec = {"interactive": False, "cluster": {"server": "http://127.0.0.1:1"}}
     assert json.loads((tmp_path / "info").read_text()) == {"apiVersion": V1, "kind": "ExecCredential", "spec": spec}
