@@ -170,25 +170,20 @@ def test_one_that_is_gone_or_made_anew_is_not_touched(
         assert api.store.get(("pods", "default", "hog"))["metadata"].get("deletionTimestamp") is None
 
 
-def test_while_the_server_is_away_the_same_pod_is_asked_for_again(evictions: Evictions, api: FakeApiServer) -> None:
+@pytest.mark.parametrize("is_over", [False, True])
+def test_while_the_server_is_away_the_same_pod_is_asked_for_again_and_for_no_shortage_that_is_over(
+    is_over: bool, evictions: Evictions, api: FakeApiServer
+) -> None:
     evictions.add("hog")
     evictions.add("other")
     api.refuse()
     evictions.decide("hog", "other", for_s=4.0)
     assert evictions.outcomes["away"] > 1
-    api.listen()
-    evictions.after(4.0)
-    assert evictions.asked == ["hog"]
-
-
-def test_a_shortage_that_is_over_is_not_asked_for(evictions: Evictions, api: FakeApiServer) -> None:
-    evictions.add("hog")
-    api.refuse()
-    evictions.decide("hog", for_s=2.0)
-    evictions.node.met = []
+    if is_over:
+        evictions.node.met = []
     api.listen()
     evictions.after(10.0)
-    assert evictions.asked == []
+    assert evictions.asked == ([] if is_over else ["hog"])
 
 
 @pytest.mark.parametrize("after_s", [10.0, 20.0])

@@ -135,33 +135,29 @@ def cycles(number: int, every_ns: int = MINUTE_NS // CYCLES, changes: int = 0) -
     return found
 
 
-class Side:
-    """What a helper tells of holds: lines of the log and events in the API server."""
-
-    def __init__(self) -> None:
-        self.log = LogLines()
-        self.events: list[str] = []
-        self.holds = Holds(SimpleNamespace(held={}), self.log, lambda _: True, False)
-
-    def take(self, messages: list[Message]) -> None:
-        for message in messages:
-            told = self.holds.rationed(message)
-            text = self.holds.held(told) if isinstance(told, PodHeld) else self.holds.over(told)
-            self.events += [text] if text else []
+def told(holds: Holds, messages: list[Message]) -> list[str]:
+    """The events in the API server of what the hot process reports."""
+    events: list[str] = []
+    for message in messages:
+        one = holds.rationed(message)
+        text = holds.held(one) if isinstance(one, PodHeld) else holds.over(one)
+        events += [text] if text else []
+    return events
 
 
-def test_one_hold_of_a_pod_is_told_in_a_minute_and_the_next_has_the_number_of_what_was_left_out() -> None:
-    side = Side()
-    side.take(cycles(CYCLES))
-    assert [text for _, text, _ in side.log.lines] == ["pod held", "hold ended"]
-    assert [text.partition(" (")[0] for text in side.events] == ["Held", "Not held any more after 2.0 s"]
-    assert (side.holds.begun.total(), side.holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
-    assert side.holds.node.held == {}, "the held pods are known all the time"
-    side.log.lines.clear()
+def test_one_hold_of_a_pod_is_told_in_a_minute_and_the_next_has_the_number_of_what_was_left_out(
+    holds: Holds, log: LogLines
+) -> None:
+    events = told(holds, cycles(CYCLES))
+    assert [text for _, text, _ in log.lines] == ["pod held", "hold ended"]
+    assert [text.partition(" (")[0] for text in events] == ["Held", "Not held any more after 2.0 s"]
+    assert (holds.begun.total(), holds.ended.total()) == (CYCLES, CYCLES), "all are counted"
+    assert holds.node.held == {}, "the held pods are known all the time"
+    log.lines.clear()
     again = [message._replace(hold=message.hold + CYCLES, ts_ns=message.ts_ns + MINUTE_NS) for message in cycles(1)]
-    side.take(again)
-    assert [fields.get("left_out") for _, _, fields in side.log.lines] == [2 * CYCLES - 2, None]
-    assert side.events[2].endswith("238 more beginnings, changes and ends of holds of it were not reported.")
+    begins, _ = told(holds, again)
+    assert [fields.get("left_out") for _, _, fields in log.lines] == [2 * CYCLES - 2, None]
+    assert begins.endswith("238 more beginnings, changes and ends of holds of it were not reported.")
 
 
 def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
@@ -174,15 +170,14 @@ def test_a_hold_is_an_event_of_its_pod(tmp_path: Path) -> None:
     assert events == [("u", "ns/hog", "OutraceHeld", True), ("u", "ns/hog", "OutraceReleased", False)]
 
 
-def test_a_brake_that_changes_all_the_time_is_told_a_few_times() -> None:
+def test_a_brake_that_changes_all_the_time_is_told_a_few_times(holds: Holds, log: LogLines) -> None:
     """On cgroup v2 a pod that stays near its cap gets more of it at every look, 200 times a second."""
-    side = Side()
-    side.take(cycles(1, every_ns=MINUTE_NS // 2, changes=5000))
-    texts = [text for _, text, _ in side.log.lines]
+    events = told(holds, cycles(1, every_ns=MINUTE_NS // 2, changes=5000))
+    texts = [text for _, text, _ in log.lines]
     assert texts == ["pod held", *["the hold of a pod changed"] * CHANGES, "hold ended"]
-    assert side.log.lines[-1][2]["left_out"] == 5000 - CHANGES
-    assert len(side.events) == 2
-    assert side.holds.begun.total() == 1
+    assert log.lines[-1][2]["left_out"] == 5000 - CHANGES
+    assert len(events) == 2
+    assert holds.begun.total() == 1
 
 
 def test_of_more_pods_than_are_remembered_the_oldest_is_told_of_anew(monkeypatch: pytest.MonkeyPatch) -> None:

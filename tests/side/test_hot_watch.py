@@ -13,17 +13,8 @@ import pytest
 from monitor.side.health import HotWatch
 
 
-class Stats:
-    def __init__(self, loops: int) -> None:
-        self.loops = loops
-
-    def get(self, name: str) -> int:
-        assert name == "loops"
-        return self.loops
-
-
-def watch(pid: int, loops: int, lives: bool, kill: Any = None) -> tuple[HotWatch, Stats]:
-    stats = Stats(loops)
+def watch(pid: int, loops: int, lives: bool, kill: Any = None) -> tuple[HotWatch, dict[str, int]]:
+    stats = {"loops": loops}
     health: Any = SimpleNamespace(figures=SimpleNamespace(stats=stats), hot_lives=lambda: lives)
     return HotWatch(pid, health, MagicMock(), kill), stats
 
@@ -57,6 +48,6 @@ def test_one_that_turns_or_answers_is_left_alone(lives: bool) -> None:
     killed = MagicMock()
     watching, stats = watch(os.getpid(), 1, lives, kill=killed)
     for _ in range(30):
-        stats.loops += not lives
+        stats["loops"] += not lives
         watching.look()
     killed.assert_not_called()

@@ -33,12 +33,8 @@ def path() -> Iterator[Path]:
         yield Path(directory) / "state" / "incidents"
 
 
-def store_at(path: Path, **options: Any) -> IncidentStore:
-    return IncidentStore(path, **options)
-
-
 def filled(path: Path) -> IncidentStore:
-    store = store_at(path)
+    store = IncidentStore(path)
     for sample in SAMPLES:
         store.add(sample)
     return store
@@ -91,7 +87,7 @@ def test_filters(path: Path) -> None:
 
 
 def test_an_id_that_is_none_or_several_is_refused(path: Path) -> None:
-    store = store_at(path)
+    store = IncidentStore(path)
     with pytest.raises(UnknownIncident, match="no incidents stored"):
         store.get("latest")
     for number in range(4):
@@ -106,7 +102,7 @@ def test_an_id_that_is_none_or_several_is_refused(path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["\x1b[2Jevil\n", "\udc80\udcff", "\U0001f4a5", "a\0b"])
 def test_hostile_names_come_back_and_are_found(path: Path, text: str) -> None:
-    store = store_at(path)
+    store = IncidentStore(path)
     incident = EVICTION_WON | {"evicted": [{"pod": text, "grace_s": 0, "rank": 1}], "summary": text}
     store.add(incident)
     assert store.get("latest") == incident
@@ -114,13 +110,13 @@ def test_hostile_names_come_back_and_are_found(path: Path, text: str) -> None:
 
 
 def test_the_id_of_a_unit_with_the_longest_name_fits_into_that_of_a_file(path: Path) -> None:
-    store, long = store_at(path), "20260131-031209.412-" + "ä" * 250
+    store, long = IncidentStore(path), "20260131-031209.412-" + "ä" * 250
     store.add(EVICTION_WON | {"id": long})
     assert store.get(long)["id"] == store.get("20260131")["id"] == store.list()[0]["id"] == long
 
 
 def test_what_is_too_large_is_refused(path: Path) -> None:
-    store = store_at(path, max_bytes=MIB)
+    store = IncidentStore(path, max_bytes=MIB)
     store.add(OWN_LIMIT)
     large = EVICTION_WON | {"steps": ["x" * 64] * 1000}
     with pytest.raises(MonitorError, match="too large to be stored"):
@@ -136,7 +132,7 @@ def own_limit(number: int, pod: str) -> dict[str, Any]:
 
 
 def test_the_number_kept_is_bounded_and_the_oldest_goes(path: Path) -> None:
-    store = store_at(path, keep=5)
+    store = IncidentStore(path, keep=5)
     for number in range(12):
         store.add(variant(number, start=f"2026-01-31T00:00:{59 - number}Z"))  # a clock that runs backwards
     assert kept(store) == {7, 8, 9, 10, 11}
@@ -145,8 +141,8 @@ def test_the_number_kept_is_bounded_and_the_oldest_goes(path: Path) -> None:
 
 
 def test_a_pod_that_has_incidents_all_day_leaves_others_theirs(path: Path) -> None:
-    store_at(path, keep=6).add(own_limit(0, "shop/db"))
-    store = store_at(path, keep=6)  # another helper
+    IncidentStore(path, keep=6).add(own_limit(0, "shop/db"))
+    store = IncidentStore(path, keep=6)  # another helper
     for number in range(1, 9):
         store.add(own_limit(2 * number, "shop/web"))
         store.add(own_limit(2 * number + 1, f"user-1000/u{number}.scope"))  # a user's units are the user's
@@ -155,7 +151,7 @@ def test_a_pod_that_has_incidents_all_day_leaves_others_theirs(path: Path) -> No
 
 
 def test_a_tenant_that_makes_pod_after_pod_leaves_others_theirs(path: Path) -> None:
-    store = store_at(path, keep=6)
+    store = IncidentStore(path, keep=6)
     for number in range(30):
         store.add(own_limit(number, "prod/db-0" if number < 2 else f"jobs/job-{number}"))
     assert kept(store) == {0, 1, 26, 27, 28, 29}
@@ -163,7 +159,7 @@ def test_a_tenant_that_makes_pod_after_pod_leaves_others_theirs(path: Path) -> N
 
 def test_the_bytes_are_bounded(path: Path) -> None:
     noise = random.Random(7)
-    store = store_at(path, max_bytes=MIB)
+    store = IncidentStore(path, max_bytes=MIB)
     for number in range(300):
         steps = [{"t_ms": n, "what": "x", "n": noise.random()} for n in range(noise.choice((1, 20, 60, 400)))]
         store.add(variant(number, steps=steps))
@@ -244,7 +240,7 @@ def test_a_damaged_incident_costs_itself(path: Path, content: bytes) -> None:
     assert reader.list(pod="x/y") == []
     with pytest.raises(MonitorError, match="is damaged"):
         reader.get(OWN_LIMIT["id"])
-    store = store_at(path, keep=3)
+    store = IncidentStore(path, keep=3)
     store.add(variant(1))
     assert store.stored == 3
 
@@ -260,7 +256,7 @@ def test_readers_of_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_and_harms_nothing(mounts: Mounts) -> None:
     directory = mounts.tmpfs("full", 2 * MIB)
     directory.chmod(0o750)
-    store, ballast = store_at(directory / "incidents"), directory / "ballast"
+    store, ballast = IncidentStore(directory / "incidents"), directory / "ballast"
     store.add(EVICTION_WON)
     with open(ballast, "wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(4096)):
@@ -288,7 +284,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(path: Path, tmp_path: Pat
     target = tmp_path / "precious"
     target.write_text("precious")
     (path / f"{OWN_LIMIT['id']}.json").symlink_to(target)
-    store_at(path).add(OWN_LIMIT)
+    IncidentStore(path).add(OWN_LIMIT)
     assert target.read_text() == "precious"
     assert IncidentReader(path).get("latest") == OWN_LIMIT
 
@@ -297,7 +293,7 @@ def test_what_is_no_directory_is_an_error_and_what_is_no_file_is_left_out(path: 
     path.parent.mkdir()
     path.touch()
     with pytest.raises(FileExistsError):
-        store_at(path).add(OWN_LIMIT)
+        IncidentStore(path).add(OWN_LIMIT)
     path.unlink()
     (path / "fifo.json").mkdir(parents=True)
     reader = IncidentReader(path)
@@ -316,7 +312,7 @@ def test_a_clock_that_was_set_back_costs_no_new_incident(path: Path, monkeypatch
 
 
 def test_what_a_killed_writer_left_goes(path: Path) -> None:
-    store_at(path).add(OWN_LIMIT)
+    IncidentStore(path).add(OWN_LIMIT)
     (path / ".20260101.tmp").touch()
-    store_at(path).add(OWN_LIMIT)
+    IncidentStore(path).add(OWN_LIMIT)
     assert [one.name for one in path.iterdir()] == [f"{OWN_LIMIT['id']}.json"]

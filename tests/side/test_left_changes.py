@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,12 +60,17 @@ except ConnectionRefusedError:
 """
 
 
+def left_of(held: Stand, **options: float) -> LeftChanges:
+    """What the helper of a daemon looks after that held the pod."""
+    config = RunConfig(enforce=True, hold=True, state_dir=str(held.state))
+    return LeftChanges(config, HIERARCHY, lambda *_, **__: None, **options)
+
+
 def test_under_systemd_its_stop_post_undoes_what_is_left(held: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """systemd starts no daemon before the helper has ended: to wait for one would release every hold."""
     killed_daemon(held)
     monkeypatch.setenv("OUTRACE_STOP_POST", "1")
-    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
-    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None, next_s=60.0)
+    left = left_of(held, next_s=60.0)
     with subprocess.Popen(["true"]) as ended, socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setattr(left, "_hot", os.pidfd_open(ended.pid))
         ended.wait()
@@ -123,8 +127,7 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
 def test_what_an_ended_hot_process_holds_is_released_once_the_next_is_ready(held: Stand) -> None:
     """Of other pods than the next one knows."""
     killed_daemon(held)
-    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
-    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
+    left = left_of(held)
     assert held.noted()
     left.at_ready()
     left.at_ready()
@@ -135,8 +138,7 @@ def test_what_the_running_hot_process_holds_stays_where_it_is_not_known_to_run(
     held: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed_daemon(held)
-    config = replace(RunConfig(), enforce=True, hold=True, state_dir=str(held.state))
-    left = LeftChanges(config, HIERARCHY, lambda *_, **__: None)
+    left = left_of(held)
     monkeypatch.setattr(ledger, "runs", lambda _: None)  # no descriptor for /proc is left
     monkeypatch.setattr(left, "_holder", next(ledger.noted(held.node)).owner)
     left._undo_rest()

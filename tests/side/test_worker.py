@@ -2,6 +2,8 @@
 
 import errno
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,37 +13,34 @@ from monitor.side.worker import Worker
 TIMEOUT_S = 60.0
 
 
-def test_full_queue_drops_and_counts_without_waiting() -> None:
+@contextmanager
+def busy(capacity: int) -> Iterator[Worker]:
+    """One whose thread is in a job, "a", until the end; then all that waits is done."""
     started, go = threading.Event(), threading.Event()
-    ran: list[int] = []
-
-    def block() -> None:
-        started.set()
-        go.wait(TIMEOUT_S)
-
-    worker = Worker("test", capacity=2)
-    worker.submit(block)
+    worker = Worker("test", capacity=capacity)
+    worker.submit(lambda: (started.set(), go.wait(TIMEOUT_S)), "a")
     assert started.wait(TIMEOUT_S)
-    assert [worker.submit(lambda n=n: ran.append(n)) for n in range(5)] == [True, True, False, False, False]
-    assert (worker.dropped, worker.waiting) == (3, 2)
+    yield worker
     go.set()
     assert worker.close(TIMEOUT_S)
+
+
+def test_full_queue_drops_and_counts_without_waiting() -> None:
+    ran: list[int] = []
+    with busy(capacity=2) as worker:
+        assert [worker.submit(lambda n=n: ran.append(n)) for n in range(5)] == [True, True, False, False, False]
+        assert (worker.dropped, worker.waiting) == (3, 2)
     assert ran == [0, 1]
 
 
 def test_a_newer_job_takes_the_place_of_the_one_with_its_key_and_what_is_not_final_goes_first() -> None:
-    started, go = threading.Event(), threading.Event()
     ran: list[str] = []
-    worker = Worker("test", capacity=3)
-    worker.submit(lambda: (started.set(), go.wait(TIMEOUT_S)), "a")
-    assert started.wait(TIMEOUT_S)
-    a, b, c = ("a1", False), ("b1", False), ("c1", True)
-    for name, final in (a, b, ("a2", True), ("a3", False), c, ("d1", True), ("e1", False)):
-        assert worker.submit(lambda name=name: ran.append(name), name[0], final)
-    assert not worker.submit(lambda: ran.append("f1"), "f")
-    assert (worker.dropped, worker.undone) == (3, ["a", "a", "c", "d"])
-    go.set()
-    assert worker.close(TIMEOUT_S)
+    with busy(capacity=3) as worker:
+        a, b, c = ("a1", False), ("b1", False), ("c1", True)
+        for name, final in (a, b, ("a2", True), ("a3", False), c, ("d1", True), ("e1", False)):
+            assert worker.submit(lambda name=name: ran.append(name), name[0], final)
+        assert not worker.submit(lambda: ran.append("f1"), "f")
+        assert (worker.dropped, worker.undone) == (3, ["a", "a", "c", "d"])
     assert (ran, worker.undone) == (["a2", "c1", "d1"], [])
 
 
