@@ -36,12 +36,6 @@ class FakeApiServer(FakeServer):
         super().__init__(context)
 
     def answer(self, asked: Asked, reply: Reply) -> None:
-        try:
-            self._answer(asked, reply)
-        except Refused as refused:
-            reply.status(*refused.args)
-
-    def _answer(self, asked: Asked, reply: Reply) -> None:
         if asked.path == "/version":
             reply.json(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
             return
@@ -261,10 +255,6 @@ def pod(name: str, node: str = "node-1", namespace: str = "default", **status: o
     }
 
 
-#: Lists that a strategic patch merges, by their key. (containerStatuses and taints have none: they are replaced.)
-MERGE_KEYS = {"conditions": "type", "containers": "name", "initContainers": "name", "addresses": "type"}
-
-
 def apply_patch(before: Object, asked: Asked) -> tuple[Object, Object]:
     """The patched object, and the metadata of the patch, which are preconditions. Raises Refused."""
     kind = asked.headers["Content-Type"]
@@ -283,12 +273,11 @@ def merged(before: Any, patch: Any, strategic: bool, name: str = "") -> Any:
             else:
                 found[key] = merged(found.get(key), value, strategic, key)
         return found
-    if strategic and isinstance(patch, list) and name in MERGE_KEYS:
-        key = MERGE_KEYS[name]
-        by_key = {one[key]: one for one in before or []}
+    if strategic and isinstance(patch, list) and name == "conditions":  # containerStatuses and taints are replaced
+        by_type = {one["type"]: one for one in before or []}
         for one in patch:
-            by_key[one[key]] = merged(by_key.get(one[key]), one, strategic)
-        return list(by_key.values())
+            by_type[one["type"]] = merged(by_type.get(one["type"]), one, strategic)
+        return list(by_type.values())
     return copy.deepcopy(patch)
 
 

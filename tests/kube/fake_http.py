@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tests.kube.fake_store import Refused
 from tests.ports import reserved
 
 
@@ -155,6 +156,7 @@ class FakeServer:
         return [one for one in list(self.asked) if method in ("", one.method) and path in one.path]
 
     def answer(self, asked: Asked, reply: Reply) -> None:
+        """Raises Refused."""
         raise NotImplementedError
 
     def begin(self, asked: Asked, reply: Reply) -> None:
@@ -169,7 +171,10 @@ class FakeServer:
         if self.tokens is not None and bearer not in self.tokens and not asked.client_name:
             reply.status(401, "Unauthorized", "Unauthorized")
             return
-        self.answer(asked, reply)
+        try:
+            self.answer(asked, reply)
+        except Refused as refused:
+            reply.status(*refused.args)
 
     def opened(self, sock: socket.socket) -> None:
         """Before its thread begins: `refuse` leaves none behind."""

@@ -10,25 +10,12 @@ from monitor.pods.feed import ApiServerFeed, Known
 from tests.waiting import until
 
 
-class Pauses(BackOff):
-    """One that keeps the pauses that it gave."""
-
-    def __init__(self) -> None:
-        super().__init__(first_s=0.02, cap_s=0.1)
-        self.given: list[float] = []
-
-    def next_s(self, error: Exception | None = None) -> float:
-        self.given.append(super().next_s(error))
-        return self.given[-1]
-
-
 class Running(ApiServerFeed):
     """Started; ``now`` are the pods by uid that follow from what it heard."""
 
     def __init__(self, client: ApiClient, selector: str, silence_s: float = 20.0) -> None:
-        self.pauses = Pauses()
         super().__init__(client, selector, "test")
-        self._back_off, self._silence_s = self.pauses, silence_s
+        self._back_off, self._silence_s = BackOff(first_s=0.02, cap_s=0.1), silence_s
         self.changes: list[str] = []
         self.errors: list[MonitorError] = []
         self.now: dict[str, str] = {}

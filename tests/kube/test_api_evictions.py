@@ -64,6 +64,11 @@ class Evictions:
         self.live.add(name)
         return uid
 
+    def keep(self, **labels: str) -> None:
+        """A budget of these pods that allows no eviction."""
+        budget = {"metadata": {"name": "kept", "namespace": "default"}, "spec": {"selector": {"matchLabels": labels}}}
+        self.api.store.create("poddisruptionbudgets", budget)
+
     def decide(self, *names: str, kind: str = "hard", signal: str | None = SIGNAL, for_s: float = 0.5) -> None:
         """The order of eviction, first victim first; then so many seconds go by."""
         by_name = {found.pod.name: found.pod for found in self.node.pods.values()}
@@ -91,11 +96,6 @@ def evictions(client: ApiClient, api: FakeApiServer, monkeypatch: pytest.MonkeyP
     return made
 
 
-def keep(api: FakeApiServer, **labels: str) -> None:
-    budget = {"metadata": {"name": "kept", "namespace": "default"}, "spec": {"selector": {"matchLabels": labels}}}
-    api.store.create("poddisruptionbudgets", budget)
-
-
 def test_the_first_is_asked_for_and_nobody_else_while_it_ends(evictions: Evictions, api: FakeApiServer) -> None:
     uid = evictions.add("hog")
     evictions.add("other")
@@ -117,30 +117,26 @@ def test_the_first_is_asked_for_and_nobody_else_while_it_ends(evictions: Evictio
     assert evictions.asked == ["hog", "other"]
 
 
-def test_a_budget_leads_to_the_next_candidate_and_never_to_a_critical_pod(
-    evictions: Evictions, api: FakeApiServer
-) -> None:
+def test_a_budget_leads_to_the_next_candidate_and_never_to_a_critical_pod(evictions: Evictions) -> None:
     evictions.add("db", app="db")
     evictions.add("system", priority=2_000_001_000)
     evictions.add("web")
-    keep(api, app="db")
+    evictions.keep(app="db")
     evictions.decide("db", "system", "web")
     assert evictions.asked == ["db", "web"]
     assert (evictions.outcomes["budget"], evictions.outcomes["accepted"]) == (1, 1)
     [accepted] = evictions.accepted
     assert (accepted.name, accepted.rank, accepted.working_set) == ("default/web", 2, 5)
-    assert api.store.get(("pods", "default", "db"))["metadata"].get("deletionTimestamp") is None
+    assert "deletionTimestamp" not in evictions.api.store.get(("pods", "default", "db"))["metadata"]
     [refused] = evictions.refused
     assert (refused.pods, refused.budget, refused.instead) == (("default/db",), True, "default/web")
     assert "disruption budget" in refused.problem
 
 
-def test_where_budgets_keep_all_nobody_is_evicted_and_they_are_asked_every_10_s(
-    evictions: Evictions, api: FakeApiServer
-) -> None:
+def test_where_budgets_keep_all_nobody_is_evicted_and_they_are_asked_every_10_s(evictions: Evictions) -> None:
     for name in ("a", "b"):
         evictions.add(name, app="db")
-    keep(api, app="db")
+    evictions.keep(app="db")
     for _ in range(3):
         evictions.decide("a", "b", for_s=4.0)
     assert evictions.asked == ["a", "b"]
@@ -167,7 +163,7 @@ def test_one_that_is_gone_or_made_anew_is_not_touched(
     assert (evictions.asked, evictions.outcomes["gone"]) == (["hog", "other"] if runs_on else ["hog"], 1)
     assert len(evictions.accepted) == runs_on
     if how == "anew":
-        assert api.store.get(("pods", "default", "hog"))["metadata"].get("deletionTimestamp") is None
+        assert "deletionTimestamp" not in api.store.get(("pods", "default", "hog"))["metadata"]
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -233,13 +229,11 @@ def test_what_waits_is_bounded(evictions: Evictions) -> None:
     assert len(evictions.evictions._waiting) == api_evictions._MOST
 
 
-def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(
-    evictions: Evictions, api: FakeApiServer
-) -> None:
+def test_disks_have_their_own_order_and_a_limit_of_its_own_has_one_pod(evictions: Evictions) -> None:
     kept = evictions.add("full", app="db")
     evictions.disks.orders = {"nodefs.available": [kept, evictions.add("next")]}
     evictions.add("small")
-    keep(api, app="db")
+    evictions.keep(app="db")
     evictions.decide("full", "small", signal=None, kind="limit")
     assert evictions.asked == ["full"]
     evictions.clock.now += 11.0

@@ -12,6 +12,7 @@ import pytest
 from monitor.errors import MonitorError
 from monitor.kube import errors, transport
 from monitor.kube.client import ApiClient
+from monitor.kube.retry import BackOff
 from monitor.pods.feed import ApiServerFeed
 from tests.kube import faults
 from tests.kube.fake_apiserver import FakeApiServer, pod
@@ -233,7 +234,11 @@ def test_watches_that_end_at_once_have_pauses_between_them(api: FakeApiServer, s
     assert time.monotonic() - began >= 0.34  # 0.02, 0.04, 0.08, 0.1, 0.1 s
 
 
-def test_stop_during_a_pause(api: FakeApiServer, start: Start) -> None:
+def test_the_pause_that_a_server_names_is_made(
+    api: FakeApiServer, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, next_s = list[float](), BackOff.next_s
+    monkeypatch.setattr(BackOff, "next_s", lambda *of: given.append(next_s(*of)) or given[-1])
     api.fail(faults.status(503, "ServiceUnavailable", "x", Retry_After="600"), times=100)
     running = start()
-    until(lambda: running.pauses.given[:1] == [1.0], running.heard)  # ten times the cap
+    until(lambda: given[:1] == [1.0], running.heard)  # ten times the cap

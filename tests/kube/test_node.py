@@ -1,6 +1,7 @@
 """The node: conditions of pressure and of pods that are held; taints, of which ours alone are touched."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -182,13 +183,6 @@ def test_nothing_is_asked_while_nothing_changes(node: Node, api: FakeApiServer) 
     assert "taints" not in api.store.get(KEY)["spec"], "the last one leaves no list"
 
 
-def test_what_is_not_known_changes_nothing(node: Node, api: FakeApiServer) -> None:
-    taint(api, MEMORY)
-    node.report.write_taints()
-    assert api.seen() == []
-    assert seen(api) == [MEMORY]
-
-
 def test_conflicts_are_tried_again_a_few_times_then_later(
     node: Node, client: ApiClient, api: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +222,10 @@ def test_what_a_killed_daemon_left_is_removed(
     taints: str, kept: list[dict[str, Any]], client: ApiClient, api: FakeApiServer
 ) -> None:
     taint(api, MEMORY, *FOREIGN, DISK)
-    assert Node(client, api, taints).taints("DiskPressure") == [*FOREIGN, *kept]
+    node = Node(client, api, taints)
+    node.report.write_taints()
+    assert api.seen() == [], "what is not known changes nothing"
+    assert node.taints("DiskPressure") == [*FOREIGN, *kept]
 
 
 def test_without_the_option_the_node_is_read_once(client: ApiClient, api: FakeApiServer) -> None:
@@ -248,7 +245,7 @@ def test_an_answer_of_another_shape_writes_nothing(node: Node, api: FakeApiServe
     assert len(node.warnings) == 1
 
 
-def test_an_end_without_a_server_waits_for_nobody(config: ClusterConfig, api: FakeApiServer, tmp_path: Path) -> None:
+def test_an_end_without_a_server_ends_its_threads(config: ClusterConfig, api: FakeApiServer, tmp_path: Path) -> None:
     settings = RunConfig(state_dir=str(tmp_path), node_taints="own")
     known = Parts(settings, Hierarchy(2, tmp_path), 1 << 30, state=STATE._replace(conditions=("MemoryPressure",)))
     cluster = known.cluster(config)
@@ -256,5 +253,5 @@ def test_an_end_without_a_server_waits_for_nobody(config: ClusterConfig, api: Fa
     until(lambda: MEMORY in seen(api), "the taint")
     api.refuse()
     cluster.close()
-    until(lambda: not cluster._thread.is_alive(), "the thread ended")
+    until(lambda: not any(one.name in ("statuses", "cluster") for one in threading.enumerate()), "their end")
     assert seen(api) == [*FOREIGN, MEMORY]

@@ -48,9 +48,7 @@ def test_requests_share_a_connection(api: FakeApiServer, client: ApiClient) -> N
     assert api.connections == 1
 
 
-def test_without_a_thread_it_connects_by_itself(
-    api: FakeApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_thread_it_connects_by_itself(client: ApiClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod's processes without end leave none to start."""
     start = threading.Thread.start
 
@@ -196,17 +194,6 @@ def test_stop_ends_a_name_that_is_not_resolved(
     with pytest.raises(errors.Cancelled):
         get(client)
     released.set()
-
-
-def test_a_name_that_does_not_exist_is_a_transport_error(
-    config: ClusterConfig, monkeypatch: pytest.MonkeyPatch, connect: Connect
-) -> None:
-    def unknown(*_: object, **__: object) -> object:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(errors.TransportError, match=r"https://apiserver\.invalid:443: Name or service not known"):
-        get(connect(ClusterConfig(Server("apiserver.invalid", 443), config.tls)))
 
 
 def test_an_unknown_ca_is_refused_before_anything_is_sent(

@@ -1,7 +1,9 @@
 """Where pods come and go for ever, what is kept of those that went has an end: entries are counted, not bytes."""
 
+import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,13 +99,8 @@ class Node:
     def vanish(self, uid: str) -> None:
         self.feed.drop(uid)
         pod = self.root / "kubepods" / "burstable" / f"pod{uid}"
-        for path in (*pod.iterdir(), pod):
-            if path.is_dir():
-                self.table.there.discard(cgroup_id(path))
-                (path / "cgroup.procs").unlink(missing_ok=True)
-                path.rmdir()
-            else:
-                path.unlink()
+        self.table.there -= {cgroup_id(path) for path in (pod, *pod.iterdir()) if path.is_dir()}
+        shutil.rmtree(pod)
 
     def look(self) -> None:
         """What a look at the pods finds waits to be taken."""
@@ -116,11 +113,9 @@ class Node:
         self.processes.turn()
         self.builder.update_pods()
         self.builder.sample(int(self.now_s * S))
-        while True:
-            try:
+        with suppress(BlockingIOError):
+            while True:
                 self.hot.recv(1 << 16)
-            except BlockingIOError:
-                return
 
     def _take(self) -> list[Change]:
         found, self.changes = self.changes, []
