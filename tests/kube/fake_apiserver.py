@@ -198,12 +198,9 @@ def _marked(pod: Object) -> Object:
 
 
 def _preconditions(key: Key, found: Object, given: Object) -> None:
-    for name, what in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+    for name in ("uid", "resourceVersion"):
         if given.get(name) not in (None, "", found["metadata"][name]):
-            why = (
-                f"Precondition failed: {what} in precondition: {given[name]}, {what} in object meta: "
-                f"{found['metadata'][name]}; the object has been modified"
-            )
+            why = f"Precondition failed: {name} in precondition: {given[name]}; the object has been modified"
             raise Refused(409, "Conflict", f'Operation cannot be fulfilled on {key[0]} "{key[2]}": {why}')
 
 

@@ -3,7 +3,7 @@ pod in its grace still writes: its status is Failed when it is over; a status th
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import create_autospec
 
@@ -26,11 +26,7 @@ from tests.kube.fake_apiserver import FakeApiServer, pod, relist
 from tests.kube.test_status_writer import Writer, evicted, report
 from tests.kube.test_status_writer import writer as writer
 from tests.side.parts import Parts
-from tests.waiting import until as wait_until
-
-
-def until(condition: Callable[[], object]) -> None:
-    wait_until(condition, "what the API server is sent")
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -150,7 +146,7 @@ def test_a_status_holds_up_no_event_once_it_is_accepted_late_or_of_a_pod_that_is
     elif how == "late":
         api.fail(faults.status(500, "InternalError", "no leader"), times=1000, method="PATCH", path="/pods/web/status")
     cluster.evicting(found, time.monotonic_ns() - int(1.5e9))
-    until(lambda: reasons(api) == BOTH)
+    until(lambda: reasons(api) == BOTH, "the events")
 
 
 def test_a_static_pod_has_events_alone(cluster: Cluster, api: FakeApiServer) -> None:
@@ -158,19 +154,18 @@ def test_a_static_pod_has_events_alone(cluster: Cluster, api: FakeApiServer) -> 
     found = evicted(api)
     object.__setattr__(found.pod, "annotations", {"kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef"})
     cluster.evicting(found, time.monotonic_ns())
-    until(lambda: reasons(api) == BOTH)
+    until(lambda: reasons(api) == BOTH, "the events")
     assert api.seen("PATCH", "/pods/") == []
 
 
-def test_the_events_go_at_once_and_the_status_when_it_ended(
-    cluster: Cluster, api: FakeApiServer, in_time: None
-) -> None:
+@pytest.mark.usefixtures("in_time")
+def test_the_events_go_at_once_and_the_status_when_it_ended(cluster: Cluster, api: FakeApiServer) -> None:
     cluster.evicting(evicted(api), time.monotonic_ns() - int(25e9), True)  # asked to end so long ago, and it writes
-    until(lambda: reasons(api) == BOTH)
+    until(lambda: reasons(api) == BOTH, "the events")
     assert (_phase(api), api.seen("PATCH", "/pods/")) == ("Running", [])
     cluster.ended("of another pod", time.monotonic_ns())
     cluster.ended(evicted(api).pod.uid, time.monotonic_ns())
-    until(lambda: _phase(api) == "Failed")
+    until(lambda: _phase(api) == "Failed", "the status")
     cluster.ended(evicted(api).pod.uid, time.monotonic_ns())  # after its SIGKILL it is empty: that is the same end
     [patched] = api.seen("PATCH", "/pods/web/status")
     assert patched.json()["metadata"]["uid"] == evicted(api).pod.uid
@@ -194,8 +189,9 @@ def test_what_the_hot_process_reports_of_an_end(given_s: int, tmp_path: Path) ->
     assert ended == [("uid-a", 4), ("uid-a", 5)]
 
 
+@pytest.mark.usefixtures("in_time")
 def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
-    config: ClusterConfig, api: FakeApiServer, tmp_path: Path, in_time: None
+    config: ClusterConfig, api: FakeApiServer, tmp_path: Path
 ) -> None:
     """One that is taken is none."""
     receiver = StandIn()
@@ -208,15 +204,15 @@ def test_a_status_that_is_not_taken_is_an_alert_with_the_name_of_its_pod(
         try:
             api.store.create("pods", pod("web"))
             cluster.evicting(evicted(api), time.monotonic_ns())
-            until(lambda: _phase(api) == "Failed")
+            until(lambda: _phase(api) == "Failed", "the status")
             assert relist(api, "web") == "Failed"
-            until(lambda: cluster.reports.fates[TAKEN] == 1)
-            until(lambda: reasons(api) == BOTH)
+            until(lambda: cluster.reports.fates[TAKEN] == 1, "what the kubelet has taken")
+            until(lambda: reasons(api) == BOTH, "the events")
             first = next(one.method for one in api.asked if one.method in ("PATCH", "POST"))
             assert first == "PATCH", "the status goes first"
             api.store.create("pods", pod("db"))
             cluster.evicting(evicted(api, "db"), time.monotonic_ns() - int(700e9))  # too long ago for a status
-            until(lambda: len(receiver.got()) == 1)
+            until(lambda: len(receiver.got()) == 1, "the alert")
         finally:
             cluster.close()
             races.close(10.0, 10.0)

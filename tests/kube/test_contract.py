@@ -57,10 +57,6 @@ def named(found: Object) -> str:
     return str(found["metadata"]["name"])
 
 
-def phase(found: Object) -> str:
-    return str(found["status"].get("phase"))
-
-
 def a_pod(name: str, **labels: str) -> Object:
     return {
         "apiVersion": "v1",

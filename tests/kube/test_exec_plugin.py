@@ -14,18 +14,15 @@ from monitor.kube.kubeconfig import load, plugin
 from tests.daemon.config_files import kubeconfig
 
 V1 = "client.authentication.k8s.io/v1"
-
-
 #: What a plugin prints.
 TOKEN = json.dumps({"apiVersion": V1, "kind": "ExecCredential", "status": {"token": "t"}})
-Code = str
 
 
-def running(code: Code, **options: Any) -> Credentials:
+def running(code: str, **options: Any) -> Credentials:
     return plugin("config: users[u].user.exec", (sys.executable, "-c", code), {}, {}, **options)
 
 
-def printing(status: object) -> Code:
+def printing(status: object) -> str:
     return f"print({json.dumps({'kind': 'ExecCredential', 'status': status})!r})"
 
 
@@ -62,7 +59,7 @@ def test_a_token_is_asked_for_once_until_it_expires(tmp_path: Path, monkeypatch:
         (printing({"token": "t", "expirationTimestamp": "soon"}), "no ExecCredential"),
     ],
 )
-def test_a_plugin_that_fails_is_one_error(code: Code, expected: str) -> None:
+def test_a_plugin_that_fails_is_one_error(code: str, expected: str) -> None:
     with pytest.raises(MonitorError, match=expected) as caught:
         running(code, timeout_s=0.5 if "sleep" in code else 60).current()
     assert str(caught.value).startswith("config: users[u].user.exec")

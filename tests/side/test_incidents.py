@@ -22,8 +22,6 @@ from tests.filesystems import Mounts
 from tests.live import TIMEOUT_S, environment
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, MIB, OWN_LIMIT, SAMPLES, variant
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount and give files away")
-
 
 @pytest.fixture
 def path() -> Iterator[Path]:
@@ -252,7 +250,7 @@ def test_readers_of_nothing(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-@needs_root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 def test_a_full_disk_is_an_error_and_harms_nothing(mounts: Mounts) -> None:
     directory = mounts.tmpfs("full", 2 * MIB)
     directory.chmod(0o750)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from monitor.kernel.cgroupfs import Hierarchy, cgroup_id
@@ -13,14 +14,8 @@ from tests.side.parts import Parts
 MIB = 1 << 20
 
 
-class Table:
-    """The counters of the programs: of the node 40 MiB, of which 10 are inactive page cache."""
-
-    def __init__(self, node: Path) -> None:
-        self._node = cgroup_id(node)
-
-    def read(self, cgroup: int) -> Reading | None:
-        return Reading(40 * MIB, 10 * MIB, 5 * MIB) if cgroup == self._node else None
+#: Of the node, by the counters of the programs: 10 MiB of the 40 are inactive page cache.
+COUNTED = Reading(40 * MIB, 10 * MIB, 5 * MIB)
 
 
 def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path: Path) -> None:
@@ -29,7 +24,8 @@ def test_the_counters_as_they_are_and_the_files_where_they_stand_still(tmp_path:
     node = write(tmp_path / "node", files)
     sent: list[Any] = []
     config = RunConfig(node_cgroup=str(node))
-    parts = Parts(config, Hierarchy(2, tmp_path), 64 * MIB, table=Table(node))
+    table = SimpleNamespace(read={cgroup_id(node): COUNTED}.get)
+    parts = Parts(config, Hierarchy(2, tmp_path), 64 * MIB, table=table)
     stats, respond = parts.figures.stats, parts.summary.respond
     parts.figures.send = lambda message: sent.append(message) or False  # type: ignore[func-returns-value]
 

@@ -1,8 +1,9 @@
 """What systemd's units say about stalls, as `systemctl show` prints it, and what becomes of the rules."""
 
-from collections.abc import Collection
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from monitor.errors import CannotError
 from monitor.policy.stall import LONGEST_GRACE_NS, WINDOW_NS, Rule
 from monitor.side import managed_oom
 from monitor.side.managed_oom import Managed, Units, ask, parse
-from tests.log_lines import LogLines
+from tests.log_lines import LogLines, ignored
 from tests.side.test_stalls import MIB, Node, S
 from tests.waiting import until
 
@@ -118,17 +119,11 @@ def test_a_question_without_an_answer_is_repeated() -> None:
     assert [text for _, text, _ in log.lines] == ["no answer"]
 
 
-class Answered(Units):
-    """At once, in the thread that asks."""
-
-    def look(self, uids: Collection[str], now_ns: int) -> None:
-        self.managed = self.ask()
-
-
 def test_a_pod_stalls_by_its_units_line_and_swap_is_looked_at_for_a_unit(tmp_path: Path) -> None:
     node = Node(tmp_path / "node")
     found = Managed({"/node/reader": (0.9, 10 * S), "/node/hog": (0.6, 20 * S)}, swap=True)
-    node.stalls.units, node.swap = Answered(node.log, lambda: found), (0.95, 128 * MIB)
+    units: Any = SimpleNamespace(managed=found, look=ignored)
+    node.stalls.units, node.swap = units, (0.95, 128 * MIB)
     node.quiet()
     node.seconds(14, reader=0.8, third=0.8, hog=0.8)
     assert sorted(one.pod_name for one in node.events()) == ["ns/third", "swap.used"]
