@@ -5,7 +5,6 @@ import http.client
 import itertools
 import math
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -226,15 +225,6 @@ def test_what_is_too_large_or_no_request_is_refused_and_the_connection_closed(
     answer = answer_to(running, request_bytes)
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
     assert b"Connection: close" in answer
-
-
-def test_a_client_that_asks_and_goes_is_forgotten(running: Running) -> None:
-    for _ in range(50):
-        client = socket.create_connection(running.address, timeout=TIMEOUT_S)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
-        client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
-        client.close()
-    live.until(lambda: len(running.server.open) == 0, "all to be forgotten")
 
 
 #: A server in a process of its own, which has no descriptor left when the test says so.
