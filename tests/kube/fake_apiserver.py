@@ -226,14 +226,9 @@ def _selector(text: str) -> Callable[[Object], bool]:
 
 
 def _labels(text: str) -> Callable[[Object], bool]:
-    """Equality only, and labels that must be there."""
-    terms = [term.partition("=")[::2] for term in text.split(",") if term]
-
-    def matches(made: Object) -> bool:
-        labels = made["metadata"].get("labels", {})
-        return all(name in labels and value in ("", labels[name]) for name, value in terms)
-
-    return matches
+    """Equality only."""
+    wanted = dict(term.partition("=")[::2] for term in text.split(",") if term)
+    return lambda made: wanted.items() <= made["metadata"].get("labels", {}).items()
 
 
 def _field(made: Any, dotted: str) -> str:
@@ -250,6 +245,10 @@ def pod(name: str, node: str = "node-1", namespace: str = "default", **status: o
         "spec": {"nodeName": node, "terminationGracePeriodSeconds": 30, "containers": [{"name": "main"}]},
         "status": copy.deepcopy({"phase": "Running", "qosClass": "BestEffort", **status}),
     }
+
+
+def named(found: Object) -> str:
+    return str(found["metadata"]["name"])
 
 
 def apply_patch(before: Object, asked: Asked) -> tuple[Object, Object]:

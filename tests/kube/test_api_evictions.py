@@ -255,11 +255,7 @@ def forbidden(namespace: str) -> str:
         (403, "Forbidden", 'pods "a" is forbidden: unable to create new content in namespace default because it is'),
         (403, "Forbidden", 'admission webhook "w" denied the request: not today'),
         (403, "Forbidden", f'admission webhook "w" denied the request: {forbidden("default")}'),
-        (
-            403,
-            "Forbidden",
-            "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
-        ),
+        (403, "Forbidden", "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request"),
         (403, "Forbidden", 'pods "a" is forbidden: exceeded quota: few'),
         (403, "", "Access denied by the proxy"),
         (400, "BadRequest", "admission webhook says no"),

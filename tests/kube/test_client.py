@@ -5,18 +5,13 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from monitor.kube import errors
 from monitor.kube.client import EVENTS, NODES, PODS, ApiClient
 from tests.kube import faults
-from tests.kube.fake_apiserver import FakeApiServer, pod
-
-
-def name(found: dict[str, Any]) -> str:
-    return str(found["metadata"]["name"])
+from tests.kube.fake_apiserver import FakeApiServer, named, pod
 
 
 @pytest.mark.parametrize(
@@ -53,9 +48,9 @@ def test_garbage_is_one_error(api: FakeApiServer, client: ApiClient, body: bytes
     with pytest.raises(errors.InvalidResponse):
         client.get(PODS, "a", "default")
     with pytest.raises(errors.InvalidResponse):
-        client.list(PODS, name)
+        client.list(PODS, named)
     api.store.create("pods", pod("a"))
-    assert client.list(PODS, name).items == ("a",)
+    assert client.list(PODS, named).items == ("a",)
 
 
 def test_no_answer_is_read_beyond_its_budget(api: FakeApiServer, client: ApiClient) -> None:

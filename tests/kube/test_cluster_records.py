@@ -54,9 +54,10 @@ def test_an_eviction_is_an_event_on_the_pod_and_one_on_the_node(events: Writer, 
     assert event["metadata"]["annotations"] == {"starved_resource": "memory"}
     assert (event["type"], event["count"]) == ("Warning", 1)
     assert event["source"] == {"component": "outrace", "host": "node-1"}
-    events.reports.add(made)  # its answer was lost, or the helper was killed before it knew
+    events.reports.add(report(api, status=False))  # its answer was lost, or the helper was killed before it knew
     events.after(1)
     assert (reasons(api), events.waiting) == (BOTH, [])
+    assert (events.reports.events_sent, events.reports.events_dropped) == (4, 0)
 
 
 def test_a_server_that_is_away_for_minutes_gets_every_event_once(events: Writer, api: FakeApiServer) -> None:

@@ -19,6 +19,7 @@ from monitor.kube.cluster import ClusterConfig, Server, fixed
 from monitor.kube.decode import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
+from tests.kube.fake_apiserver import named
 
 NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
 ACCOUNTS = Resource("", "v1", "serviceaccounts")
@@ -51,10 +52,6 @@ def namespace(client: ApiClient) -> Iterator[str]:
     for one in client.list(PODS, named, namespace=name).items:
         client.delete(PODS, one, name, grace_period_s=0)
     client.delete(NAMESPACES, name)
-
-
-def named(found: Object) -> str:
-    return str(found["metadata"]["name"])
 
 
 def a_pod(name: str, **labels: str) -> Object:

@@ -89,9 +89,10 @@ def test_a_bad_plugin_of_a_kubeconfig(tmp_path: Path, key: str, value: object) -
     assert f"{path}: users[u].user.exec.{key}" in str(caught.value)
 
 
-def test_beside_its_kubeconfig_it_is_given_what_kubectl_passes(tmp_path: Path) -> None:
+def test_beside_its_kubeconfig_it_is_given_what_kubectl_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGE", "test")
     program = tmp_path / "plugin"
-    checks = 'test "$REGION" = eu && test -z "$(cat)"'
+    checks = 'test "$REGION $STAGE" = "eu test" && test -z "$(cat)"'
     program.write_text(f"#!/bin/sh\n{checks} && echo \"$KUBERNETES_EXEC_INFO\" > {tmp_path}/info && echo '{TOKEN}'\n")
     program.chmod(0o755)
     path = with_plugin(tmp_path, provideClusterInfo=True, env=[{"name": "REGION", "value": "eu"}])

@@ -12,26 +12,15 @@ from monitor.kube import errors
 from monitor.kube.cluster import Pem, TlsSettings, fixed
 from monitor.kube.kubelet import KubeletClient, kubelet_config, pinned
 from tests.kube import faults
-from tests.kube.fake_apiserver import pod
+from tests.kube.fake_apiserver import named, pod
 from tests.kube.fake_kubelet import FakeKubelet
 from tests.kube.fake_tls import Authority, Pair
-
-
-def name(found: dict[str, dict[str, str]]) -> str:
-    return found["metadata"]["name"]
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Pair:
     """A certificate of an unknown CA, as a kubelet makes for itself, for a name that we do not use."""
     return Authority(tmp_path, "node-1-ca@1700000000").issue("node-1")
-
-
-@pytest.fixture
-def pki(tmp_path: Path, own: Pair) -> Path:
-    (tmp_path / "pki").mkdir()
-    (tmp_path / "pki/kubelet.crt").write_bytes(own.certificate.read_bytes())
-    return tmp_path / "pki"
 
 
 @pytest.fixture
@@ -44,47 +33,45 @@ def kubelet(own: Pair) -> Iterator[FakeKubelet]:
 
 
 @pytest.fixture
-def client(kubelet: FakeKubelet, pki: Path, stop: threading.Event) -> Iterator[KubeletClient]:
-    made = KubeletClient(kubelet_config(kubelet.url, pinned((), [pki / "kubelet.crt"]), fixed("good")), stop)
+def client(kubelet: FakeKubelet, own: Pair, stop: threading.Event) -> Iterator[KubeletClient]:
+    made = KubeletClient(kubelet_config(kubelet.url, pinned((), [own.certificate]), fixed("good")), stop)
     yield made
     made.close()
 
 
 def test_what_a_kubelet_knows(kubelet: FakeKubelet, client: KubeletClient) -> None:
-    assert client.pods(name) == ("p0", "p1", "p2")
-    assert client.pods(lambda found: None if name(found) == "p1" else name(found)) == ("p0", "p2")
+    assert client.pods(named) == ("p0", "p1", "p2")
+    assert client.pods(lambda found: None if named(found) == "p1" else named(found)) == ("p0", "p2")
     assert client.configz()["evictionHard"] == {"memory.available": "100Mi"}
     assert kubelet.connections == 1
     kubelet.pods = None
-    assert client.pods(name) == ()
+    assert client.pods(named) == ()
 
 
 def test_another_process_on_its_port_gets_nothing(kubelet: FakeKubelet, client: KubeletClient, tmp_path: Path) -> None:
-    client.pods(name)
+    client.pods(named)
     kubelet.context = Authority(tmp_path, "impostor").issue("node-1.impostor", "node-1", "127.0.0.1").server_context()
     kubelet.drop_connections()
     asked = len(kubelet.asked)
     with pytest.raises(
-        errors.CertificateError, match=r"shows a certificate that is not in .*kubelet\.crt; another process"
+        errors.CertificateError, match=r"shows a certificate that is not in .*node-1\.crt; another process"
     ):
-        client.pods(name)
+        client.pods(named)
     assert len(kubelet.asked) == asked
 
 
 def test_a_certificate_that_was_rotated_is_known(
-    kubelet: FakeKubelet, client: KubeletClient, pki: Path, tmp_path: Path
+    kubelet: FakeKubelet, client: KubeletClient, own: Pair, tmp_path: Path
 ) -> None:
-    client.pods(name)
+    client.pods(named)
     newer = Authority(tmp_path, "newer-ca").issue("newer")
     kubelet.context = newer.server_context()
     kubelet.drop_connections()
-    new = pki / "new"
-    new.write_bytes(newer.certificate.read_bytes())
-    os.replace(new, pki / "kubelet.crt")
-    client.pods(name)
+    os.replace(newer.certificate, own.certificate)
+    client.pods(named)
 
 
-def test_by_a_ca_the_name_of_the_node_counts(authority: Authority, tmp_path: Path) -> None:
+def test_by_a_ca_the_name_of_the_node_counts(authority: Authority) -> None:
     server = FakeKubelet(authority.issue("node-7").server_context())
     right, wrong = (
         KubeletClient(kubelet_config(server.url, TlsSettings(Pem("ca", authority.certificate), server_name=name)))
@@ -116,17 +103,17 @@ def test_a_bad_url_names_the_option() -> None:
 def test_refusals_name_the_missing_right(kubelet: FakeKubelet, client: KubeletClient) -> None:
     kubelet.forbidden = {"/pods", "/configz"}
     with pytest.raises(errors.Forbidden, match=r'nodes/pods.*before Kubernetes 1\.33 resources: \["nodes/proxy"\]'):
-        client.pods(name)
+        client.pods(named)
     with pytest.raises(errors.Forbidden, match="nodes/configz"):
         client.configz()
     kubelet.tokens = set()
     with pytest.raises(errors.Unauthorized):
-        client.pods(name)
+        client.pods(named)
 
 
 def test_an_answer_without_pods_is_an_error_and_not_an_empty_node(kubelet: FakeKubelet, client: KubeletClient) -> None:
     """test_transport.py and test_client.py have the other bad answers, of the same transport."""
-    for ask in (lambda: client.pods(name), client.configz):
+    for ask in (lambda: client.pods(named), client.configz):
         kubelet.fail(faults.garbage(b"{}"))
         with pytest.raises(errors.KubeError):
             ask()

@@ -119,8 +119,6 @@ OWN_LIMIT: Incident = _incident(
     summary="No race: shop/api hit its own limit of 256 MiB.",
 )
 SAMPLES = (EVICTION_WON, DURING_GRACE, OWN_LIMIT)
-#: A moment after all of them, in Unix seconds.
-NOW = datetime.datetime.fromisoformat("2026-01-31T06:00:00Z").timestamp()
 
 
 def variant(number: int, of: Incident = EVICTION_WON, **changes: Any) -> Incident:

@@ -27,8 +27,6 @@ from tests.log_lines import LogLines, ignored
 from tests.pods.cluster import a_pod, uid_of
 from tests.side.parts import Parts
 
-S = 1_000_000_000
-
 
 class ScriptedFeed(PodFeed):
     """A cluster that reports what the test scripts."""
@@ -112,7 +110,7 @@ class Node:
         self.pods.turn()
         self.processes.turn()
         self.builder.update_pods()
-        self.builder.sample(int(self.now_s * S))
+        self.builder.sample(int(self.now_s * 10**9))
         with suppress(BlockingIOError):
             while True:
                 self.hot.recv(1 << 16)

@@ -61,14 +61,14 @@ except ConnectionRefusedError:
 
 
 def left_of(held: Stand, **options: float) -> LeftChanges:
-    """What the helper of a daemon looks after that held the pod."""
+    """What the helper looks after of a daemon that held the pod, and was killed."""
+    killed_daemon(held)
     config = RunConfig(enforce=True, hold=True, state_dir=str(held.state))
     return LeftChanges(config, HIERARCHY, lambda *_, **__: None, **options)
 
 
 def test_under_systemd_its_stop_post_undoes_what_is_left(held: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """systemd starts no daemon before the helper has ended: to wait for one would release every hold."""
-    killed_daemon(held)
     monkeypatch.setenv("OUTRACE_STOP_POST", "1")
     left = left_of(held, next_s=60.0)
     with subprocess.Popen(["true"]) as ended, socket.create_server(("127.0.0.1", 0)) as listener:
@@ -126,7 +126,6 @@ def test_a_pod_is_released_when_the_hot_process_is_killed_unless_another_daemon_
 
 def test_what_an_ended_hot_process_holds_is_released_once_the_next_is_ready(held: Stand) -> None:
     """Of other pods than the next one knows."""
-    killed_daemon(held)
     left = left_of(held)
     assert held.noted()
     left.at_ready()
@@ -137,7 +136,6 @@ def test_what_an_ended_hot_process_holds_is_released_once_the_next_is_ready(held
 def test_what_the_running_hot_process_holds_stays_where_it_is_not_known_to_run(
     held: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed_daemon(held)
     left = left_of(held)
     monkeypatch.setattr(ledger, "runs", lambda _: None)  # no descriptor for /proc is left
     monkeypatch.setattr(left, "_holder", next(ledger.noted(held.node)).owner)

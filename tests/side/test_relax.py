@@ -12,9 +12,8 @@ from monitor.actions.changes import opened
 from monitor.actions.ledger import HOT, RELAX, Ledger, attribute_of
 from monitor.policy import stall
 from monitor.policy.thresholds import parse_thresholds
-from tests.side.test_stalls import MIB, Node
+from tests.side.test_stalls import MIB, Node, S
 
-S = 10**9
 RULE = "pod>50%,grace=10s,relax"
 
 
