@@ -1,11 +1,10 @@
 """The growth that a threshold survives, by what reacts to the crossing."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.policy.hold import STOP_NS, kill_threshold
-from monitor.race.reaction import HOLD, KUBELET, REACTIONS, Reaction, survived
+from monitor.race.reaction import HOLD, REACTIONS, Reaction, survived
 
 MI = 1 << 20
 REACTION = st.sampled_from(REACTIONS)
@@ -18,23 +17,6 @@ def threshold_for(rate: int, reaction: Reaction, beyond: int = 0) -> int:
     if reaction.through is not None:
         need += max(taken + reaction.through, 4 * max(taken, reaction.through) / 3)
     return beyond + int(need) + 1
-
-
-@pytest.mark.parametrize(
-    ("reaction", "rate_mi", "wanted"),
-    [
-        # 100 MiB/s x 12.03 s = 1203 MiB = 1,261,436,928 bytes.
-        (KUBELET, 100, 1_261_436_929),
-        # 1000 MiB/s x 5 ms = 5 MiB until the brake is on, 2 MiB that pass it, 5 MiB for a kill at the kill threshold.
-        (HOLD, 1000, 12 * MI + 1),
-        # 4000 MiB/s: 20 MiB, and a kill threshold of 20 MiB is at most three quarters of what is left, 26.67 MiB: in
-        # all 46.67 MiB = 48,933,546.67 bytes.
-        (HOLD, 4000, 48_933_547),
-    ],
-)
-def test_the_threshold_that_a_growth_needs(reaction: Reaction, rate_mi: int, wanted: int) -> None:
-    assert threshold_for(rate_mi * MI, reaction) == wanted
-    assert threshold_for(rate_mi * MI, reaction, beyond=7 * MI) == wanted + 7 * MI
 
 
 @given(st.integers(0, 50_000).map(lambda mi: mi * MI))
@@ -59,3 +41,5 @@ def test_what_a_threshold_survives_needs_no_more(quantity: int, reaction: Reacti
     assert always <= at_best
     assert threshold_for(always, reaction, beyond) <= quantity
     assert threshold_for(always + 1, reaction, beyond) > quantity
+    # 12 MiB: 5 until the brake is on, 2 that pass it, 5 for a kill at the kill threshold (others: test_reserve_cli.py).
+    assert survived(12 * MI, HOLD, 5) == 1000 * MI - 1
