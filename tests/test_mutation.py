@@ -31,40 +31,29 @@ def test_root_sees_no_process_of_others() -> None:
     import os
     assert os.geteuid() != 0 or len([name for name in os.listdir("/proc") if name.isdigit()]) < 5
 """
-FAULTS = """
-[[fault]]
-commit = "0000001"
-fault = "everything is over its limit"
-lane = "gate"
-tests = ["tests/policy/test_limit.py"]
-diff = '''
-@@ monitor/moved.py
--    return used > limit
-+    return True
-'''
 
-[[fault]]
-commit = "0000002"
-fault = "its code is gone"
-lane = "gate"
-tests = ["tests/policy/test_limit.py"]
-diff = '''
-@@ monitor/limit.py
--    return limit < used
-+    return True
-'''
 
+def fault(number: int, about: str, lane: str, file: str, old: str, new: str) -> str:
+    """An entry of faults.toml: a change that brings a mended fault back."""
+    return f"""
 [[fault]]
-commit = "0000003"
-fault = "only a race shows it"
-lane = "races"
+commit = "{number:07}"
+fault = "{about}"
+lane = "{lane}"
 tests = ["tests/policy/test_limit.py"]
 diff = '''
-@@ monitor/limit.py
--    return used > limit
-+    return False
+@@ monitor/{file}.py
+-    return {old}
++    return {new}
 '''
 """
+
+
+FAULTS = (
+    fault(1, "everything is over its limit", "gate", "moved", "used > limit", "True")
+    + fault(2, "its code is gone", "gate", "limit", "limit < used", "True")
+    + fault(3, "only a race shows it", "races", "limit", "used > limit", "False")
+)
 
 
 @pytest.fixture
