@@ -1,15 +1,22 @@
-"""Margins, advice and timeline of episodes whose verdict is known; page cache."""
+"""What else an incident has: margins, advice, timeline, page cache, and the curves that are kept with it."""
+
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from monitor.race.events import End, Reclaim
+from monitor.race.events import End, Event, Reclaim
 from monitor.race.facts import Facts
 from monitor.race.incident import timestamp
+from monitor.race.memory import USAGE, Curve, Memory, memory, thinned
 from monitor.race.verdict import verdict
 from tests.race.builders import (
     CAPACITY,
+    KUBEPODS,
     MI,
     MS,
+    OWN,
     PODS,
     START,
     clear,
@@ -17,10 +24,12 @@ from tests.race.builders import (
     decided,
     gone,
     growing,
+    mark,
     ms,
     one,
     pod,
     ranked,
+    same_after_json,
     sample,
     signalled,
     watched,
@@ -80,3 +89,50 @@ def test_active_cache_that_would_have_been_enough_is_named(active_mi: float, bef
     assert found.verdict == "eviction_won"
     assert ("Page cache was behind it: 300 MiB were active" in found.advice) == named
     assert ("256 KiB were short" in found.advice) == ("Page cache" in found.advice) == named
+
+
+# curves: of which cgroups, how thin, by which formula
+
+
+def curves_of(*events: Event) -> Memory:
+    found = memory(Facts(one(*START, *events)))
+    assert same_after_json(found)
+    return found
+
+
+def curve(found: Memory, **wanted: Any) -> Curve:
+    [only] = [c for c in found.curves if all(getattr(c, key) == value for key, value in wanted.items())]
+    return only
+
+
+def test_a_cgroup_at_its_own_limit_by_its_usage() -> None:
+    path = OWN["oom_path"]
+    grows = [sample(t, 60 + t / 100, 8, domain=path, pod="uid-hog") for t in (-900, -500, -100)]
+    found = curves_of(*grows, mark(0, **OWN))
+    own = curve(found, domain=path)
+    assert found.lines == ()
+    assert (own.measure, own.limit, own.pod) == (USAGE, 64 * MI, "shop/hog")
+    assert own.points[-1] == (0.0, 64 * MI)
+
+
+def test_kubepods_has_a_chart_when_it_was_crossed() -> None:
+    pressure = [sample(t, 500, domain=domain) for t in (-200, -100) for domain in ("node", "kubepods")]
+    quiet = curves_of(watched(**KUBEPODS), *pressure, crossing(0), clear(5))
+    assert {line.domain for line in quiet.lines} == {"node"}
+    met = curves_of(
+        watched(**KUBEPODS), *pressure, crossing(0), crossing(1, **KUBEPODS), clear(5),
+        clear(5, 500, **KUBEPODS),
+    )  # fmt: skip
+    assert {c.domain for c in met.curves} == {"node", "kubepods"}
+
+
+@given(st.lists(st.integers(0, 1 << 40), max_size=300), st.integers(1, 30))
+def test_thinning_loses_no_peak(values: list[int], stretches: int) -> None:
+    points = list(enumerate(values))
+    kept = thinned(points, stretches)
+    assert len(kept) <= 2 * stretches + 2
+    assert kept == sorted(set(kept) & set(points))
+    if points:
+        assert (kept[0], kept[-1]) == (points[0], points[-1])
+        for extreme in (min, max):
+            assert extreme(v for _, v in kept) == extreme(values)

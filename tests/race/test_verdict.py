@@ -4,15 +4,7 @@ import pytest
 
 from monitor.race.events import Lost
 from monitor.race.incident import FLAGS, VERDICTS
-from tests.race.builders import (
-    START,
-    judged,
-    mark,
-    ms,
-    one,
-    same_after_json,
-    sample,
-)
+from tests.race.builders import START, judged, mark, ms, one, same_after_json, sample
 from tests.race.scenarios import SCENARIOS, of_scenario
 
 
