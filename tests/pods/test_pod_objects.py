@@ -45,7 +45,7 @@ def with_spec(**spec: Any) -> Object:
 
 
 def test_what_a_request_is_made_of_is_kept() -> None:
-    """test_pod_reasons.py has how it is made."""
+    """tests/policy/test_explain.py has how it is made."""
     init = [container("proxy", "50Mi", restartPolicy="Always"), container("init", "100Mi")]
     pod = with_spec(containers=[container("main", "64Mi")], initContainers=init, overhead={"memory": "10Mi"})
     assert request(pod) == 160

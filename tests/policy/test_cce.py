@@ -1,10 +1,28 @@
-"""The tables of CCE, at every edge, one below and one above, worked by hand."""
+"""The tables of CCE at every edge, one below and one above, worked by hand; what is made of a node's terms."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from monitor.policy import cce
 from monitor.policy.cce import CONTAINERD, GIB, MIB
-from monitor.policy.sizing import BYTES, EXACT, KUBE, LVM, MEMORY_RESOURCE, SYSTEM, UP, Term, size
+from monitor.policy.quantity import Quantity
+from monitor.policy.sizing import (
+    BYTES,
+    CPU,
+    EXACT,
+    KUBE,
+    LVM,
+    MEMORY_RESOURCE,
+    MILLICORES,
+    SYSTEM,
+    UP,
+    Sizing,
+    Term,
+    kubelet_configuration,
+    reservations,
+    size,
+)
 
 
 def terms(found: tuple[Term, ...]) -> dict[str, int]:
@@ -115,3 +133,22 @@ def test_allocatable_of_a_node() -> None:
     v2 = [size(MEMORY_RESOURCE, BYTES, 16 * GIB, cce.memory_v2(16 * GIB, 110, runtime)) for runtime in cce.PER_POD]
     assert [found.allocatable for found in v2] == [12784 * MIB, 14434 * MIB]
     assert [found.pods_limit for found in v2] == [12884 * MIB, 14534 * MIB]
+
+
+AMOUNTS = st.integers(0, 64 * GIB)
+
+
+@given(AMOUNTS, AMOUNTS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_the_configuration_keeps_back_the_same(system: int, kube: int, milli: int, more: int) -> None:
+    """Its texts are read back to the byte and millicore."""
+    memory = (Term(SYSTEM, "a", system, ""), Term(KUBE, "b", kube, ""), Term(KUBE, "c", 1, ""))
+    sizings = (
+        Sizing(MEMORY_RESOURCE, BYTES, 1 << 62, memory),
+        Sizing(CPU, MILLICORES, 10**9, (Term(SYSTEM, "d", milli, ""), Term(KUBE, "e", more, ""))),
+    )
+    made = kubelet_configuration(reservations(sizings), {"memory.available": "100Mi"}, ["pods"], 110)
+    for field in (SYSTEM, KUBE):
+        again = {name: Quantity.parse(text) for name, text in made.get(field, {}).items()}
+        assert again.get("memory", Quantity(0)).value == sizings[0].of(field)
+        assert again.get("cpu", Quantity(0)).nanos == sizings[1].of(field) * 10**6
+    assert (made["evictionHard"], made["maxPods"]) == ({"memory.available": "100Mi"}, 110)
