@@ -173,17 +173,6 @@ def test_the_pod_that_the_kernel_took_is_the_one_decided_on(tmp_path: Path) -> N
     assert [(m["pod"], m["name"], m["trigger"]) for m in found.decisions] == [("uid-0", "p0", "kernel")]
 
 
-def test_a_snapshot_knows_what_was_reported_already(tmp_path: Path) -> None:
-    world = lived(
-        RunConfig(),
-        [*BEGIN, GROWN, ("press", (50,)), ("forget", ()), ("wait", (SECOND,)), ("run", (40, False))],
-        tmp_path,
-    )
-    assert len(world.sent) == 1  # the second is the same, within 10 s
-    found = replayed(world.recording(tmp_path / "rec"))
-    assert (found.passes, found.decisions, found.differences) == (1, [], [])
-
-
 junk = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.just([]) | st.just({})
 
 
