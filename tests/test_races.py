@@ -1,6 +1,5 @@
 """`make races`: its judge, what it makes of the benches' answers, and the table of what it runs."""
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -27,31 +26,6 @@ races = script("races")
 )
 def test_the_judge(lost: int, runs: int, base_lost: int, base_runs: int, expected: str) -> None:
     assert races.judge(lost, runs, base_lost, base_runs) == expected
-
-
-@pytest.mark.parametrize(
-    ("rate", "base", "times", "worse"),
-    [
-        (0.002, (2, 1000), 2000, (0, 0.01)),
-        (0.1, (100, 1000), 2000, (0, 0.01)),
-        (0.1, (0, 360), 200, (0.95, 1)),  # one in ten instead of none
-    ],
-)
-def test_a_family_is_found_worse_that_is_and_hardly_ever_another(
-    rate: float, base: tuple[int, int], times: int, worse: tuple[float, float]
-) -> None:
-    """Looked at after every race, as the run does."""
-    chance = random.Random(34)
-    found = 0
-    for _ in range(times):
-        lost = 0
-        for runs in range(1, 300):
-            lost += chance.random() < rate
-            said = races.judge(lost, runs, *base)
-            if said != "undecided":
-                found += said == "worse"
-                break
-    assert worse[0] <= found / times <= worse[1]
 
 
 def hold(**changed: Any) -> dict[str, Any]:
