@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,8 @@ from monitor.cli.incident_text import show_lines
 from monitor.cli.output import format_ms
 from monitor.race import timeline
 from monitor.side.incidents import IncidentStore
-from tests import live
-from tests.commands import called, run
+from tests import live, others
+from tests.commands import called
 from tests.side.incident_samples import DURING_GRACE, EVICTION_WON, OWN_LIMIT, SAMPLES
 from tests.terminals import seat
 
@@ -127,16 +126,14 @@ def test_a_damaged_incident_costs_itself(state: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
-    code = f"import os; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n{live.CLI}"
-    with tempfile.TemporaryDirectory(prefix="outrace-test-") as name:  # not below pytest's: other users may not enter
-        os.chmod(name, 0o755)
-        closed = Path(name) / "state"
+    with others.shared() as place:
+        closed = place / "state"
         closed.mkdir(mode=0o750)
         stored = shutil.copytree(f"{state}/incidents", closed / "incidents")
 
         def as_nobody() -> subprocess.CompletedProcess[str]:
-            arguments = [sys.executable, "-c", code, "incidents", "list", "--state-dir", str(closed)]
-            return run(*arguments, cwd="/", env=live.environment())
+            user = {"user": others.UID, "group": others.UID, "extra_groups": []}
+            return live.outrace("incidents", "list", "--state-dir", str(closed), **user)
 
         done = as_nobody()
         if "ModuleNotFoundError" in done.stderr:
@@ -144,7 +141,7 @@ def test_a_reader_without_rights_gets_a_remedy(state: str) -> None:
         live.one_line(done, 1, "Permission denied; use sudo")
         # A member of the group may read.
         for one in (closed, stored, *stored.iterdir()):
-            os.chown(one, 0, 65534)
+            os.chown(one, 0, others.UID)
         done = as_nobody()
         assert (done.returncode, done.stderr) == (0, "")
         assert len(done.stdout.splitlines()) == 4
