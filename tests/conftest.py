@@ -235,16 +235,12 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     base = tmp_path_factory.getbasetemp().resolve()  # first: a few sessions' are kept, where others can find them
     own = Path(tempfile.mkdtemp(prefix="outrace-tests-")).resolve()
     own.chmod(0o1777)  # some tests run as another user
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = tempfile.tempdir = str(own)
-    os.environ["OUTRACE_RUN_DIR"] = str(own / "run")  # a daemon of this machine is none of any test's
     _pinned.directories = [base, own]
-    yield
-    tempfile.tempdir = None
-    os.environ.pop("TMPDIR")
-    os.environ.pop("OUTRACE_RUN_DIR")
-    if before is not None:
-        os.environ["TMPDIR"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(own))
+        patch.setattr(tempfile, "tempdir", str(own))
+        patch.setenv("OUTRACE_RUN_DIR", str(own / "run"))  # a daemon of this machine is none of any test's
+        yield
     if "tests.live" in sys.modules:
         sys.modules["tests.live"].unload_shared()
     left = _pinned.known()  # before the names of its state dirs go

@@ -14,12 +14,6 @@ import pytest
 from tests.commands import run
 
 
-def _mount(*arguments: object) -> None:
-    done = run("mount", *map(str, arguments))
-    if done.returncode:
-        pytest.skip(f"cannot mount: {done.stderr.strip()}" + ("" if os.geteuid() == 0 else " (not root)"))
-
-
 @contextmanager
 def swap() -> Iterator[None]:
     """96 MiB of it on the machine, in a file: only in a guest that may be lost."""
@@ -71,17 +65,18 @@ class Mounts:
         if self._own:
             shutil.rmtree(self.directory)
 
-    def _point(self, name: str) -> Path:
+    def _mount(self, name: str, *arguments: object) -> Path:
         point = self.directory / name
         point.mkdir(parents=True, exist_ok=True)
+        done = run("mount", *map(str, arguments), point)
+        if done.returncode:
+            pytest.skip(f"cannot mount: {done.stderr.strip()}" + ("" if os.geteuid() == 0 else " (not root)"))
+        self._mounted.append(point)
         return point
 
     def tmpfs(self, name: str, size: int, inodes: int = 1000) -> Path:
         """A tmpfs of ``size`` bytes; 0 ``inodes`` are as many as one likes."""
-        point = self._point(name)
-        _mount("-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "outrace-test", point)
-        self._mounted.append(point)
-        return point
+        return self._mount(name, "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "outrace-test")
 
     def ext4(self, name: str, size: int, *options: str) -> Path:
         """An ext4 of ``size`` bytes in a file; ``options`` of mkfs."""
@@ -91,21 +86,12 @@ class Mounts:
         if shutil.which("mkfs.ext4") is None:
             pytest.skip("no mkfs.ext4: apt-get install e2fsprogs")
         subprocess.run(["mkfs.ext4", "-q", *options, image], check=True)
-        point = self._point(name)
-        _mount("-o", "loop", image, point)
-        self._mounted.append(point)
-        return point
+        return self._mount(name, "-o", "loop", image)
 
     def cgroup2(self, name: str) -> Path:
         """The unified hierarchy of cgroups, with the memory controller where that is not in use by cgroup v1."""
-        point = self._point(name)
-        _mount("-t", "cgroup2", "outrace-test", point)
-        self._mounted.append(point)
-        return point
+        return self._mount(name, "-t", "cgroup2", "outrace-test")
 
     def overlay(self, name: str, lower: Path, upper: Path, work: Path) -> Path:
         """An overlay, as a container runtime makes one for a container."""
-        point = self._point(name)
-        _mount("-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay", point)
-        self._mounted.append(point)
-        return point
+        return self._mount(name, "-t", "overlay", "-o", f"lowerdir={lower},upperdir={upper},workdir={work}", "overlay")
