@@ -89,14 +89,15 @@ def test_a_command_returns_its_exit_code(command) -> None:
     assert main.main(["try"]) == 0
 
 
-def test_a_reader_that_stops_early_gets_no_traceback() -> None:
+def test_output_that_cannot_be_written_is_no_traceback() -> None:
+    """To a reader that stopped early, and to a full disk."""
     read, write = os.pipe()
     os.close(read)
-    try:
-        done = outrace("--help", capture_output=False, stdout=write, stderr=subprocess.PIPE)
-    finally:
-        os.close(write)
-    assert (done.stderr, done.returncode) == ("", 1)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for stdout, said in ((write, ""), (full, "outrace: error: stdout: No space left on device\n")):
+        done = outrace("--help", capture_output=False, stdout=stdout, stderr=subprocess.PIPE)
+        os.close(stdout)
+        assert (done.stderr, done.returncode) == (said, 1)
 
 
 # -- printing ----------------------------------------------------------------------------------------------------------

@@ -11,15 +11,13 @@ import pytest
 from tests.commands import called
 from tests.live import one_line
 
-SUM = {"asDec": "2147483648", "format": "BinarySI", "isZero": False, "milliValue": "2147483648000", "sign": 1}
-ZERO = {"asDec": "0", "format": "BinarySI", "isZero": True, "milliValue": "0", "sign": 0, "string": "0", "value": "0"}
 GOOD: dict[str, Any] = {
     "id": "q-1",
-    "op": "quantityMath",
-    "input": {"input": "1Gi", "other": "1Gi"},
-    "expected": {"cmp": 0, "add": {**SUM, "string": "2Gi", "value": "2147483648"}, "sub": ZERO},
+    "op": "oomScoreAdj",
+    "input": {"pod": {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}}, "memoryCapacity": 1000},
+    "expected": {"oomScoreAdj": {"c": 1000}, "qosClass": "BestEffort"},
 }
-BAD = {**GOOD, "id": "q-2", "expected": {**GOOD["expected"], "cmp": 1}}
+BAD = {**GOOD, "id": "q-2", "expected": {**GOOD["expected"], "qosClass": "Burstable"}}
 
 
 def test_a_difference_is_shown_and_exits_4(tmp_path: Path) -> None:
@@ -27,16 +25,16 @@ def test_a_difference_is_shown_and_exits_4(tmp_path: Path) -> None:
     done = called("conformance", "-o", "json", str(tmp_path / "cases.json"))
     assert done.returncode == 4
     assert json.loads(done.stdout) == {
-        "ops": {"quantityMath": {"passed": 1, "total": 2, "failed": ["q-2"]}},
+        "ops": {"oomScoreAdj": {"passed": 1, "total": 2, "failed": ["q-2"]}},
         "passed": 1,
         "total": 2,
     }
-    assert "q-2 (quantityMath): cmp: 0, recorded 1" in done.stderr
+    assert "q-2 (oomScoreAdj): qosClass: 'BestEffort', recorded 'Burstable'" in done.stderr
     done = called("conformance", "--show", "0", str(tmp_path / "cases.json"))
     assert (done.returncode, "q-2" in done.stderr) == (4, False)
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["OP", "PASSED", "TOTAL", "FAILED"],
-        ["quantityMath", "1", "2", "1"],
+        ["oomScoreAdj", "1", "2", "1"],
         ["all", "1", "2", "1"],
     ]
 

@@ -218,15 +218,6 @@ def test_a_kill_while_outrace_only_observed_is_no_good_end() -> None:
     assert '<h1 class="bad">' in page(observed)
 
 
-def test_a_full_disk_is_one_line(state: Path) -> None:
-    arguments = ("incidents", "show", WON["id"], "--html", "--no-daemon", "--state-dir", str(state))
-    with open("/dev/full", "wb") as full:
-        done = run(sys.executable, "-m", "monitor.cli.main", *arguments, capture_output=False, stdout=full,
-                   stderr=subprocess.PIPE,
-                   env={"PYTHONPATH": str(ROOT)})  # fmt: skip
-    assert (done.returncode, done.stderr) == (1, "outrace: error: stdout: No space left on device\n")
-
-
 def test_the_command_prints_the_page_of_the_incident(state: Path) -> None:
     done = show(state, WON["id"], "--html")
     assert (done.exit_code, done.output) == (0, page(WON))
