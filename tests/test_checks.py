@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,8 @@ def test_a_circle_of_imports_is_found() -> None:
         ("see `monitor/daemon/loop.py`, tests/conftest.py and x/monitor/none.py", ["monitor/daemon/loop.py"]),
         ("`monitor.policy.thresholds`, `monitor.policy.none`", ["monitor.policy.none"]),
         ("`monitor.policy.pods.Pod.no_such`", ["monitor.policy.pods.Pod.no_such"]),
-        ("`tests/test_checks.py::test_no`, `...::test_the_way_has_no_gap`", ["tests/test_checks.py::test_no"]),
-        ('`test_checks.py` (`-k "the_way or no_such"`)', ["test_checks.py -k no_such"]),
+        ("`tests/test_checks.py::test_no`, `...::test_there_are_commands_to_run`", ["tests/test_checks.py::test_no"]),
+        ('`test_checks.py` (`-k "there_are or no_such"`)', ["test_checks.py -k no_such"]),
         ("`nowhere.py`", ["nowhere.py"]),
     ],
 )
@@ -102,29 +101,22 @@ def test_a_command_or_option_that_is_none_is_found(text: str, expected: list[str
 
 
 @pytest.mark.parametrize(
-    "second",
+    ("second", "gaps"),
     [
-        "monitor/policy/none.py: run_pass",
-        "monitor/policy/eviction_pass.py: none",
-        "monitor/policy/eviction_pass.py: State.none",
-        "monitor/policy/quantity.py: Quantity",
-        "bpf/pressure.c: none",
+        ("monitor/policy/eviction_pass.py: _merged", 0),
+        ("monitor/policy/none.py: run_pass", 1),
+        ("monitor/policy/eviction_pass.py: none", 1),
+        ("monitor/policy/eviction_pass.py: State.none", 1),
+        ("monitor/policy/quantity.py: Quantity", 1),
+        ("bpf/pressure.c: none", 1),
     ],
 )
-def test_a_gap_in_the_way_of_a_record_is_found(second: str) -> None:
-    assert len(list(gaps(second))) == 1
-
-
-def test_the_way_has_no_gap() -> None:
-    assert list(gaps("monitor/policy/eviction_pass.py: _merged")) == []
-
-
-def gaps(second: str) -> Iterator[str]:
+def test_a_gap_in_the_way_of_a_record_is_found(second: str, gaps: int) -> None:
     ((_, steps),) = way.ways(f"# way\n1. `monitor/policy/eviction_pass.py: run_pass`\n2. `{second}`\n")
-    return way.gaps(steps)
+    assert len(list(way.gaps(steps))) == gaps
 
 
-RESERVE, PROVEN = "monitor/policy/sizing.py: size", "tests/test_checks.py::test_the_way_has_no_gap"
+RESERVE, PROVEN = "monitor/policy/sizing.py: size", "tests/test_checks.py::test_there_are_commands_to_run"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +136,7 @@ def test_a_rule_of_the_seeds_without_code_or_test_is_found(rule: dict[str, Any])
 
 def test_a_lane_with_a_test_that_is_gone_is_found() -> None:
     table = {"family": [{"tests": ["tests/test_checks.py::test_no[a]"], "but": ["tests/test_no.py"]}]}
-    known = [{"tests": ["tests/test_checks.py", "tests/test_checks.py::test_the_way_has_no_gap"]}]
+    known = [{"tests": ["tests/test_checks.py", "tests/test_checks.py::test_there_are_commands_to_run"]}]
     found = lanes.no_such_test(table | {"alone": known[0], "starts": known[0]})
     assert list(found) == ["tests/test_checks.py::test_no[a]", "tests/test_no.py"]
 

@@ -1,9 +1,10 @@
 """Names that others chose do nothing to a terminal, whatever the command and the stream."""
 
-import json
 import os
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.commands import run
 from tests.live import outrace
@@ -19,25 +20,19 @@ def test_an_error_names_a_file_harmlessly(tmp_path: Path) -> None:
     assert rb"a\u001b]0;x\u0007 \u202e\u009b\udcff.yaml: cannot be read" in done.stderr
 
 
-def printed(code: str) -> bytes:
-    show = f"import click, json; monitor.cli.main.cli.main = lambda **_: {code}"
-    done = run(sys.executable, "-c", f"import sys, monitor.cli.main; {show}; monitor.cli.main.main()", text=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_json_means_the_same() -> None:
-    out = printed("click.echo(json.dumps('é\\x1b\\x9b\\u202e\\udcff', ensure_ascii=False))")
-    assert out == '"é\\u001b\\u009b\\u202e\\udcff"\n'.encode()
-    assert json.loads(out) == "é\x1b\x9b\u202e\udcff"
-
-
-def test_colours_lines_and_what_is_written_again_stay() -> None:
-    out = printed(
-        "click.echo(click.style('a', 'red') + '\\tb\\nc', color=True) or click.echo('\\r1 of 2\\r', nl=False)"
-    )
-    assert out == b"\x1b[31ma\x1b[0m\tb\nc\n\r1 of 2\\u000d"
-
-
-def test_bytes_go_out_as_they_are() -> None:
-    assert printed("click.echo(b'\\x1b\\xff', nl=False)") == b"\x1b\xff"
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        # JSON, which means the same
+        ("json.dumps('é\\x1b\\x9b\\u202e\\udcff', ensure_ascii=False)", '"é\\u001b\\u009b\\u202e\\udcff"'.encode()),
+        # colours, lines, and what is written again
+        ("'\\r1 of 2\\r'", b"\r1 of 2\\u000d"),
+        ("click.style('a', 'red') + '\\tb\\nc'", b"\x1b[31ma\x1b[0m\tb\nc"),
+        ("b'\\x1b\\xff'", b"\x1b\xff"),
+    ],
+)
+def test_what_is_printed_stays_or_means_the_same(code: str, expected: bytes) -> None:
+    show = f"monitor.cli.main.cli.main = lambda **_: click.echo({code}, nl=False, color=True)"
+    code = f"import click, json, monitor.cli.main; {show}; monitor.cli.main.main()"
+    done = run(sys.executable, "-c", code, text=False)
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
