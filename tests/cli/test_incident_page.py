@@ -12,18 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.cli import svg
 from monitor.cli.incident_page import charts, memory_chart, page
 from monitor.cli.incident_text import tone
-from monitor.cli.main import cli
 from monitor.cli.output import format_ms
 from monitor.cli.svg import Markup, element
 from monitor.side.incidents import IncidentStore
-from tests.commands import run
+from tests.commands import called, run
+from tests.live import one_line, outrace
 from tests.race.scenarios import SCENARIOS, of_scenario
 from tests.side.incident_samples import SAMPLES
 
@@ -86,19 +85,6 @@ def changed(value: Any, change: Callable[[str], str], key: str = "") -> Any:
     if isinstance(value, list | tuple):
         return [changed(inner, change, key) for inner in value]
     return change(value) if isinstance(value, str) and key not in MEANING else value
-
-
-@pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("state")
-    store = IncidentStore(directory / "incidents")
-    for incident in (*SAMPLES, WON):
-        store.add(incident)
-    return directory
-
-
-def show(state: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["incidents", "show", *arguments, "--state-dir", str(state)])
 
 
 @pytest.mark.parametrize("incident", [*(pytest.param(one, id=one["id"]) for one in INCIDENTS), *MADE])
@@ -218,12 +204,12 @@ def test_a_kill_while_outrace_only_observed_is_no_good_end() -> None:
     assert '<h1 class="bad">' in page(observed)
 
 
-def test_the_command_prints_the_page_of_the_incident(state: Path) -> None:
-    done = show(state, WON["id"], "--html")
-    assert (done.exit_code, done.output) == (0, page(WON))
-    refused = show(state, WON["id"], "--html", "-o", "json")
-    assert refused.exit_code != 0
-    assert "--html and -o json exclude each other" in str(refused.exception)
+def test_the_command_prints_the_page_of_the_incident(tmp_path: Path) -> None:
+    IncidentStore(tmp_path / "incidents").add(WON)
+    arguments = ("incidents", "show", WON["id"], "--html", "--state-dir", str(tmp_path))
+    done = outrace(*arguments)
+    assert (done.returncode, done.stdout) == (0, page(WON))
+    one_line(called(*arguments, "-o", "json"), 2, "--html and -o json exclude each other")
 
 
 @given(st.floats(-1e12, 1e12), st.floats(1e-6, 1e12), st.integers(2, 12))

@@ -21,9 +21,6 @@ def test_points_are_pages_and_thousandths_of_the_limit() -> None:
     # 100 MiB + 8 MiB of swap + 3 pages of page tables; 262144 // 1000 = 262 pages for each point of adj.
     p = process(1, 100, 500, swap=8 * MI, pgtables=3 * 4096 + 4095)
     assert badness(p, GIB_PAGES) == 25_600 + 2048 + 3 + 500 * 262
-
-
-def test_negative_points_count() -> None:
     assert badness(process(1, 1, -997), GIB_PAGES) == 256 - 997 * 262
 
 

@@ -15,7 +15,7 @@ from monitor.side.incidents import FOLDER, IncidentReader
 from monitor.side.recording import Reader
 from tests import live
 from tests.daemon.hold_node import V2
-from tests.replay.decided import recorded
+from tests.replay.world import recorded
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -50,17 +50,12 @@ def decided(daemon: LabDaemon) -> list[dict[str, Any]]:
     return found
 
 
-def stored(state: Path) -> list[str]:
-    """All incidents with everything."""
-    return [json.dumps(one) for one in IncidentReader(state / FOLDER).all()]
-
-
 def check(daemon: LabDaemon, path: Path) -> dict[str, Any]:
     """Daemon and replay agree."""
     found = replayed(path)
     assert found["decisions"] == decided(daemon)
-    incidents = [json.dumps(one) for one in found["incidents"]]
-    assert sorted(incidents) == sorted(stored(daemon.state_dir))
+    stored = IncidentReader(daemon.state_dir / FOLDER).all()
+    assert sorted(map(json.dumps, found["incidents"])) == sorted(map(json.dumps, stored))
     return found
 
 

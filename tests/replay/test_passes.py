@@ -12,8 +12,7 @@ from monitor.hot.pass_record import SNAPSHOT_NS
 from monitor.link.messages import KubeletEviction, PodSeen, Softened
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
-from tests.replay.decided import recorded
-from tests.replay.world import MIB, PODS, SECOND, Step, go_on, lived, replayed
+from tests.replay.world import MIB, PODS, SECOND, Step, go_on, lived, recorded, replayed
 
 pods = st.integers(0, len(PODS) - 1)
 amounts = st.integers(0, 300)

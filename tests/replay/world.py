@@ -3,7 +3,7 @@
 import io
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -270,3 +270,19 @@ def go_on(world: World) -> None:
 
 def replayed(data: bytes) -> Replayed:
     return replay(Reader(io.BytesIO(data), "FILE"))
+
+
+_ABOUT = ("id", "signal", "kind", "domain", "quantity", "available", "capacity", "grace_s", "given_s")
+_WHO = ("braked", "message", "pod", "name", "observed", "trigger", "crossed_ns", "decided_ns")
+_NOT_OF_LIMITS = ("domain", "quantity", "available", "capacity")
+
+
+def recorded(message: Decision | Mapping[str, Any]) -> dict[str, Any]:
+    """What a recording keeps of a `decision` message or its log line, and a replay makes again: not what only the
+    daemon measures.
+    """
+    if isinstance(message, Decision):
+        others = ["message"] if message.signal is not None else [*_NOT_OF_LIMITS]
+        others += [] if message.braked else ["braked"]
+        message = {key: value for key, value in message._asdict().items() if key not in others}
+    return {key: message[key] for key in (*_ABOUT, *_WHO) if key in message}
