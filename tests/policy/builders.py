@@ -38,8 +38,6 @@ def stats(name: str, memory: int | None = None, processes: int | None = None, **
     files = {key: _fs(figures[key]) for key in ("rootfs", "logs") if key in figures}
     made["containers"] = [{"name": "c", **files, **({"memory": made["memory"]} if memory is not None else {})}]
     made["volume"] = [{"name": key, **_fs(value)} for key, value in figures.get("volumes", {}).items()]
-    if "ephemeral" in figures:
-        made["ephemeral-storage"] = {"usedBytes": figures["ephemeral"]}
     return made
 
 
@@ -47,33 +45,18 @@ def _fs(figures: tuple[int, int]) -> dict[str, int]:
     return {"usedBytes": figures[0], "inodesUsed": figures[1]}
 
 
-def summary(*pods: dict[str, Any], second: int = 0, **figures: int) -> dict[str, Any]:
-    """An answer stamped at ``second``. Keywords are what is available: memory, kubepods, nodefs, imagefs, containerfs
-    (of 100 GiB or 1,000 inodes with `_inodes`), pids of 32768.
-    """
-    time = {"time": f"2026-01-01T00:{second // 60:02d}:{second % 60:02d}Z"}
+def summary(*pods: dict[str, Any], **available: int) -> dict[str, Any]:
+    """An answer. Keywords: memory of 16 GiB, nodefs, imagefs of 100 GiB each."""
+    time = {"time": "2026-01-01T00:00:01Z"}
+    disks = {key: {"availableBytes": free, "capacityBytes": 100 * GI, **time} for key, free in available.items()}
     node: dict[str, Any] = {}
-    for key in ("memory", "kubepods"):
-        if key in figures:
-            memory = {"availableBytes": figures[key], "workingSetBytes": 16 * GI - figures[key], **time}
-            if key == "memory":
-                node["memory"] = memory
-            else:
-                node["systemContainers"] = [{"name": "kubelet"}, {"name": "pods", "memory": memory}]
-    for key, parent, name in (
-        ("nodefs", "", "fs"),
-        ("imagefs", "runtime", "imageFs"),
-        ("containerfs", "runtime", "containerFs"),
-    ):
-        fs: dict[str, Any] = {}
-        if key in figures:
-            fs |= {"availableBytes": figures[key], "capacityBytes": 100 * GI, **time}
-        if f"{key}_inodes" in figures:
-            fs |= {"inodesFree": figures[f"{key}_inodes"], "inodes": 1000, **time}
-        if fs:
-            (node.setdefault(parent, {}) if parent else node)[name] = fs
-    if "pids" in figures:
-        node["rlimit"] = {"maxpid": 32768, "curproc": 32768 - figures["pids"], **time}
+    if "memory" in available:
+        free = available["memory"]
+        node["memory"] = {"availableBytes": free, "workingSetBytes": 16 * GI - free, **time}
+    if "nodefs" in available:
+        node["fs"] = disks["nodefs"]
+    if "imagefs" in available:
+        node["runtime"] = {"imageFs": disks["imagefs"]}
     return {"node": node, "pods": list(pods)}
 
 

@@ -143,15 +143,8 @@ def test_thresholds_are_those_the_policy_parses(
     hard, soft, reclaim = ({s: text for s, text in m.items() if s in rules.signals} for m in (hard, soft, reclaim))
     reclaim = {signal: text for signal, text in reclaim.items() if text != "0%"}
     grace = {signal: "0s" if i % 2 else "30s" for i, signal in enumerate(soft)}
-    file = Source(
-        "f",
-        {
-            "evictionHard": hard,
-            "evictionSoft": soft,
-            "evictionSoftGracePeriod": grace,
-            "evictionMinimumReclaim": reclaim,
-        },
-    )
+    soft_maps = {"evictionSoft": soft, "evictionSoftGracePeriod": grace}
+    file = config(evictionHard=hard, evictionMinimumReclaim=reclaim, **soft_maps)
     whole = rules.parse_thresholds(hard, soft, grace, reclaim, ("pods",))
     if rules.containerfs:
         whole = tuple(t for t in overlay_containerfs(whole, layout) if t.operator == LESS_THAN)

@@ -225,7 +225,7 @@ def test_defaults_and_signals_of_each_era() -> None:
 
 def one_pass(policy: Era, hard: dict[str, str], layout: DiskLayout, **figures: int) -> Any:
     settings = PassConfig(policy.parse_thresholds(hard), 300 * S, layout=layout, local_storage=False, era=policy)
-    answer = Summary(summary(stats("a", MI), second=1, **figures))
+    answer = Summary(summary(stats("a", MI), **figures))
     return kubelet_pass(settings, State(), [best_effort("a")], lambda: answer, 0, lambda _: answer)
 
 

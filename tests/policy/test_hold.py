@@ -194,19 +194,9 @@ def looks(steps: Sequence[tuple[int, int, int, list[str], str, list[str], str]])
     for after, available, rate, growers, victim, gone, other in steps:
         now += after
         usages = dict.fromkeys(UIDS, 100 * MIB + now % MIB)
-        found.append(
-            Look(
-                now,
-                node(available, rate=rate),
-                [(uid, usages[uid]) for uid in growers],
-                (victim, usages.get(victim, 0)),
-                victim,
-                usages,
-                gone,
-                (),
-                other,
-            )
-        )
+        grown = [(uid, usages[uid]) for uid in growers]
+        about = (grown, (victim, usages.get(victim, 0)), victim, usages, gone, (), other)
+        found.append(Look(now, node(available, rate=rate), *about))
     return found
 
 

@@ -16,7 +16,7 @@ EMPTY_DIR: dict[str, Any] = {"volumes": [{"name": "v", "emptyDir": {"sizeLimit":
 
 def passed(policy: PassConfig, pods: Sequence[Pod], answer: dict[str, Any], **after: int) -> KubeletResult:
     """A pass on this answer; ``after`` is what a clean-up leaves."""
-    left = Summary(summary(second=1, **after))
+    left = Summary(summary(**after))
     return kubelet_pass(policy, State(), pods, lambda: Summary(answer), 0, lambda _: left)
 
 
@@ -25,14 +25,14 @@ def test_a_clean_up_must_clear_min_reclaim_too() -> None:
         parse_thresholds({"nodefs.available": "10%"}, None, None, {"nodefs.available": "5Gi"}), 300 * S,
         local_storage=False,
     )  # fmt: skip
-    short = summary(stats("a", MI), second=1, nodefs=0)
+    short = summary(stats("a", MI), nodefs=0)
     evicted = [len(passed(policy, [pod("a")], short, nodefs=left).evictions) for left in (11 * GI, 15 * GI + 200)]
     assert evicted == [1, 0]
 
 
 def test_where_there_is_nothing_to_clean_up_a_pod_goes_whatever_a_clean_up_leaves() -> None:
     policy = PassConfig(parse_thresholds({"nodefs.available": "10%"}), 300 * S, layout=IMAGEFS, local_storage=False)
-    found = passed(policy, [pod("a")], summary(stats("a", MI), second=1, nodefs=0), nodefs=100 * GI)
+    found = passed(policy, [pod("a")], summary(stats("a", MI), nodefs=0), nodefs=100 * GI)
     assert (found.reclaimed, found.summary_reads, len(found.evictions)) == ((), 1, 1)
 
 
@@ -41,7 +41,7 @@ def test_limits_of_local_storage_come_first_and_spare_critical_pods() -> None:
     figures = [stats(name, MI, volumes={"v": (2 * MI, 0)}) for name in "abck"]
     found = passed(
         PassConfig(parse_thresholds({"memory.available": "1Gi"}), 300 * S, local_storage=True), pods,
-        summary(*figures, second=1, memory=0),
+        summary(*figures, memory=0),
     )  # fmt: skip
     assert [one.pod.name for one in found.evictions] == ["a", "c"]
     assert {(one.grace_s, one.disrupted) for one in found.evictions} == {(1, False)}

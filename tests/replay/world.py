@@ -222,11 +222,6 @@ class World:
         else:
             self.deaf = not self.deaf
 
-    def forget(self) -> None:
-        """A new recording begins."""
-        self.lines.clear()
-        self.recorder.restart()
-
     def recording(self, path: Path) -> bytes:
         writer = Writer(path, header(self.config, 1, 0))
         lines = []
