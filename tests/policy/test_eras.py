@@ -83,13 +83,10 @@ def resized(release: Era) -> str:
     return str(release.request(found.pod, "memory"))
 
 
-def summed_up(volume: dict[str, Any]) -> list[Any]:
-    """What is read of a summary with what outrace leaves alone."""
-    psi = {"psi": {"some": {"avg10": 9.0, "total": 9}}}
-    figures = {**stats("a", MI), "swap": {"swapUsageBytes": 5}, "volume": [{"name": "v", "usedBytes": 3, **volume}]}
-    node = {"memory": {"availableBytes": GI, "workingSetBytes": GI, **psi}, "io": psi}
-    found = Summary({"node": node, "pods": [figures]})
-    return [found.observations, found.pods["uid-a"].volumes_used()]
+def volumes_used(**volume: Any) -> dict[str, int]:
+    """What is read of a pod with a volume that has this too."""
+    figures = {**stats("a"), "volume": [{"name": "v", "usedBytes": 3, **volume}]}
+    return dict(Summary({"node": {}, "pods": [figures]}).pods["uid-a"].volumes_used())
 
 
 def answers(release: Era) -> dict[str, Any]:
@@ -104,7 +101,7 @@ def answers(release: Era) -> dict[str, Any]:
         "QoS class if `spec.resources` names nothing (135082)": classes(release),
         "MemoryQoS": given == plain,
         "request during a resize (140046)": resized(release),
-        "`/stats/summary`": summed_up({"volumeHealthStats": {"abnormal": True}}) == summed_up({}),
+        "`/stats/summary`": volumes_used(volumeHealthStats={"abnormal": True}) == volumes_used(),
         "anything else": replace(release, **of_1_37, oom_score_adj=CURRENT.oom_score_adj) == CURRENT,
     }
 
@@ -130,8 +127,7 @@ def test_class_comes_first_in_the_old_one_and_nowhere_later() -> None:
     figures = [stats("guaranteed", 3 * GI), stats("burstable", 2 * GI), stats("best-effort", MI)]
     assert order(OLD, "memory.available", pods, figures) == ["best-effort", "burstable", "guaranteed"]
     for later in (BLOG, CURRENT):
-        expected = ["guaranteed", "burstable", "best-effort"]
-        assert order(later, "memory.available", pods, figures) == expected
+        assert order(later, "memory.available", pods, figures) == ["guaranteed", "burstable", "best-effort"]
 
 
 def test_old_best_effort_pods_go_by_consumption() -> None:

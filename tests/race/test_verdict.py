@@ -4,7 +4,7 @@ import pytest
 
 from monitor.race.events import Lost
 from monitor.race.incident import FLAGS, VERDICTS
-from tests.race.builders import START, judged, mark, ms, one, same_after_json, sample
+from tests.race.builders import START, judged, mark, ms, sample
 from tests.race.scenarios import SCENARIOS, of_scenario
 
 
@@ -15,10 +15,8 @@ def test_verdict_and_flags(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_incident_can_be_stored_and_is_summed_up_in_one_sentence(name: str) -> None:
+def test_every_incident_has_the_contracts_keys_and_is_summed_up_in_one_sentence(name: str) -> None:
     found = of_scenario(name)
-    assert same_after_json(found)
-    assert same_after_json(one(*SCENARIOS[name][0]))  # type: ignore[arg-type]
     assert list(found.to_json())[:14] == [
         "id", "start", "end", "domain", "verdict", "flags", "oom_victims", "invoker", "evicted",
         "margin_bytes", "margin_ms", "steps", "advice", "summary",

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,7 @@ from monitor.hot.pass_record import SNAPSHOT_NS
 from monitor.link.messages import KubeletEviction, PodSeen, Softened
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
-from tests.replay.world import MIB, PODS, SECOND, Step, go_on, lived, recorded, replayed
+from tests.replay.world import MIB, PODS, SECOND, Step, fresh, go_on, lived, recorded, replayed
 
 pods = st.integers(0, len(PODS) - 1)
 amounts = st.integers(0, 300)
@@ -87,12 +86,9 @@ GROWN: Step = ("put", (0, 0, 0, "BestEffort", False, 270))
 
 @given(configs, st.lists(calls, min_size=1, max_size=40))
 @settings(max_examples=300, deadline=None)
-def test_a_replay_decides_as_the_daemon_did(
-    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[Step]
-) -> None:
-    directory = tmp_path_factory.mktemp("law")
-    world = lived(config, [*BEGIN, *script, ("run", (50, True))], directory)
-    data = world.recording(directory / "rec")
+def test_a_replay_decides_as_the_daemon_did(config: RunConfig, script: list[Step]) -> None:
+    world = lived(config, [*BEGIN, *script, ("run", (50, True))], fresh())
+    data = world.recording(world.directory / "rec")
     found = replayed(data)
     assert found.differences == []
     assert found.damage is None
@@ -106,15 +102,11 @@ def test_a_replay_decides_as_the_daemon_did(
 
 @given(configs, st.lists(st.one_of(calls, losses), min_size=1, max_size=60))
 @settings(max_examples=300, deadline=None)
-def test_after_a_gap_a_replay_goes_on_from_the_next_snapshot(
-    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[Step]
-) -> None:
-    directory = tmp_path_factory.mktemp("law")
-    world = lived(config, [*BEGIN, *script], directory)
+def test_after_a_gap_a_replay_goes_on_from_the_next_snapshot(config: RunConfig, script: list[Step]) -> None:
+    world = lived(config, [*BEGIN, *script], fresh())
     world.deaf = False
     go_on(world)
-    data = world.recording(directory / "rec")
-    found = replayed(data)
+    found = replayed(world.recording(world.directory / "rec"))
     assert found.differences == []
     assert found.damage is None
     assert found.passes >= 1  # the last at least
@@ -186,11 +178,10 @@ def spots(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 @given(configs, st.lists(calls, min_size=5, max_size=20), st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_record_that_makes_no_sense_is_damage_or_a_difference(
-    tmp_path_factory: pytest.TempPathFactory, config: RunConfig, script: list[Step], data: st.DataObject
+    config: RunConfig, script: list[Step], data: st.DataObject
 ) -> None:
     """Its checksum is right: it was made so on purpose."""
-    directory = tmp_path_factory.mktemp("law")
-    world = lived(config, [*BEGIN, *script], directory)
+    world = lived(config, [*BEGIN, *script], fresh())
     *way, last = data.draw(st.sampled_from(spots(world.lines)).filter(lambda path: len(path) > 1))
     target: Any = world.lines
     for key in way:
@@ -198,7 +189,7 @@ def test_a_record_that_makes_no_sense_is_damage_or_a_difference(
     target[last] = data.draw(junk)
     if not all(isinstance(line["t"], str) for line in world.lines):
         return
-    found = replayed(world.recording(directory / "rec"))
+    found = replayed(world.recording(world.directory / "rec"))
     if found.damage is not None:
         assert found.damage.record <= len(world.lines)
     json.dumps(found.to_json())

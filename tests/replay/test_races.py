@@ -21,6 +21,7 @@ from monitor.side.export.log import Log
 from monitor.side.recording import CONFIG_FIELDS, Reader, Recorder, header
 from tests.filesystems import Mounts
 from tests.race.strategies import streams
+from tests.replay.world import fresh
 from tests.waiting import until
 
 REALTIME_NS = 1_700_000_000_000_000_000
@@ -53,10 +54,8 @@ def ended(events: list[Event]) -> list[Event]:
 
 @given(streams(), st.sets(st.integers(0, 40)))
 @settings(max_examples=150, deadline=None)
-def test_incidents_come_out_byte_for_byte(
-    tmp_path_factory: pytest.TempPathFactory, events: list[Event], states: set[int]
-) -> None:
-    path = tmp_path_factory.mktemp("law") / "rec"
+def test_incidents_come_out_byte_for_byte(events: list[Event], states: set[int]) -> None:
+    path = fresh() / "rec"
     wanted = live(ended(events), path, states)
     found = replayed(path)
     assert [json.dumps(one) for one in found.incidents] == wanted
@@ -73,13 +72,11 @@ def test_a_state_is_written_with_all_its_fields() -> None:
 
 @given(streams(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_a_rotated_file_stands_alone(
-    tmp_path_factory: pytest.TempPathFactory, events: list[Event], data: st.DataObject
-) -> None:
+def test_a_rotated_file_stands_alone(events: list[Event], data: st.DataObject) -> None:
     """From the state in it on, everything is as it was."""
     events = ended(events)
     split = data.draw(st.integers(0, len(events) - 1))
-    path = tmp_path_factory.mktemp("law") / "rec"
+    path = fresh() / "rec"
     recorder = Recorder(path, header(CONFIG, 1, REALTIME_NS), Log(), lambda: True)
     state = State()
     incidents: list[tuple[int, str]] = []

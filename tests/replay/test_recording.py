@@ -16,6 +16,7 @@ from monitor.errors import MonitorError
 from monitor.side import recording
 from monitor.side.recording import MAGIC, Reader, Writer
 from tests.filesystems import Mounts
+from tests.replay.world import fresh
 
 HEADER = {"session": "a", "config": {}}
 Record = dict[str, Any]
@@ -64,10 +65,10 @@ texts = st.text(max_size=20) | st.integers() | st.booleans() | st.none()
 
 @given(st.lists(st.lists(st.dictionaries(st.text(max_size=5), texts, max_size=4), max_size=5), max_size=5))
 @settings(max_examples=50, deadline=None)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, blocks: list[list[Record]]) -> None:
+def test_what_is_written_is_read(blocks: list[list[Record]]) -> None:
     numbers = iter(range(1000))
     wanted = [[{"n": next(numbers), "k": "event", "v": value} for value in block] for block in blocks]
-    path = tmp_path_factory.mktemp("law") / "rec"
+    path = fresh() / "rec"
     if not any(wanted):
         with pytest.raises(FileNotFoundError):  # nothing begins no file
             recorded(path, wanted)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tempfile
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -245,6 +246,11 @@ def clocked(world: World) -> Iterator[None]:
         patch.setattr(brakes, "PodBrake", world.brake)
         patch.setattr(brakes, "cgroup_procs", types.SimpleNamespace(empty=lambda *_: False))
         yield
+
+
+def fresh() -> Path:
+    """A directory for each example of a law; gone with the session."""
+    return Path(tempfile.mkdtemp())
 
 
 def lived(config: RunConfig, script: list[Step], directory: Path) -> World:
