@@ -62,28 +62,23 @@ def decided(one: Ranked, other: Ranked) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "expected"),
+    ("one", "other", "name", "mine", "its"),
     [
-        (
-            (50, "1", 0),
-            (40, "1Mi", 0),
-            "usage: 50 (working set), requested 1: above its request | "
-            "40 (working set), requested 1Mi: within its request",
-        ),
-        ((50, "1", -1), (90, "1", 3), "priority: -1: lower ones go first | 3: lower ones go first"),
-        ((90, "1", 0), (50, "1", 0), "excess: 89 above its request | 49 above its request"),
-        ((50, "1", 0), (50, "1", 0), "name: ns/a | ns/b"),
+        ((50, "1", 0), (40, "1Mi", 0), "usage", "50 (working set), requested 1: above its request",
+         "40 (working set), requested 1Mi: within its request"),
+        ((50, "1", -1), (90, "1", 3), "priority", "-1: lower ones go first", "3: lower ones go first"),
+        ((90, "1", 0), (50, "1", 0), "excess", "89 above its request", "49 above its request"),
+        ((50, "1", 0), (50, "1", 0), "name", "ns/a", "ns/b"),
     ],
-)
+)  # fmt: skip
 def test_what_decides_between_two_pods_for_memory(
-    one: tuple[int, str, int], other: tuple[int, str, int], expected: str
+    one: tuple[int, str, int], other: tuple[int, str, int], name: str, mine: str, its: str
 ) -> None:
     pods = [pod(n, container(memory=asked), priority=p) for n, (_, asked, p) in (("a", one), ("b", other))]
     first, second = ranked(pods, [stats("a", one[0]), stats("b", other[0])])
     assert first.pod.name == "a"
-    assert decided(first, second) == [expected]
-    swapped = " | ".join(reversed(expected.partition(": ")[2].split(" | ")))
-    assert decided(second, first) == [f"{expected.partition(': ')[0]}: {swapped}"]
+    assert decided(first, second) == [f"{name}: {mine} | {its}"]
+    assert decided(second, first) == [f"{name}: {its} | {mine}"]
 
 
 def test_the_reason_of_a_class() -> None:
@@ -106,24 +101,19 @@ def test_how_the_request_came_about() -> None:
     side = {**container("side", memory="8Mi"), "restartPolicy": "Always"}
     first = container("first", memory="100Mi")
     small, overhead = container(memory="64Mi"), {"memory": "1Mi"}
+    with_side = pod("a", small, initContainers=[side], overhead=overhead)
+    with_steps = pod("a", small, initContainers=[side, first])
+    steps = "108Mi at a step of the init containers, more than the 72Mi of the running ones"
+    named, unnamed = {"requests": {"memory": "9Mi"}}, {"limits": {"cpu": "1"}}
     cases = [
         (pod("a", small), "64Mi: containers 64Mi"),
-        (
-            pod("a", small, initContainers=[side], overhead=overhead),
-            "73Mi: containers 64Mi + sidecars 8Mi + overhead 1Mi",
-        ),
-        (
-            pod("a", small, initContainers=[side, first]),
-            "108Mi: 108Mi at a step of the init containers, more than the 72Mi of the running ones",
-        ),
-        (pod("a", small, resources={"requests": {"memory": "9Mi"}}), "9Mi: 9Mi for the pod"),
-        (
-            pod("a", small, resources={"limits": {"cpu": "1"}}),
-            "0: spec.resources names none, which hides the containers'",
-        ),
+        (with_side, "73Mi: containers 64Mi + sidecars 8Mi + overhead 1Mi"),
+        (with_steps, f"108Mi: {steps}"),
+        (pod("a", small, resources=named), "9Mi: 9Mi for the pod"),
+        (pod("a", small, resources=unnamed), "0: spec.resources names none, which hides the containers'"),
         (pod("a", overhead=overhead), "0: containers 0"),
     ]
     assert [why_request(one) for one, _ in cases] == [text for _, text in cases]
     blog = era("kubelet-1.17")
-    assert why_request(cases[2][0], blog).startswith("100Mi: the largest init container's (kubelet-1.17 ")
-    assert why_request(cases[1][0], blog).startswith("64Mi: the containers' together")
+    assert why_request(with_steps, blog).startswith("100Mi: the largest init container's (kubelet-1.17 ")
+    assert why_request(with_side, blog).startswith("64Mi: the containers' together")

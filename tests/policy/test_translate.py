@@ -39,16 +39,10 @@ def fields(*arguments: str) -> dict[str, Any]:
          {"enforceNodeAllocatable": ["pods", "kube-reserved"]}),
         (("--minimum-image-ttl-duration=2m",), {"imageMinimumGCAge": "2m"}),
         # The flags eviction replaced: what they stand for, and the other defaults kept.
-        (
-            ("--image-gc-high-threshold=90", "--image-gc-low-threshold=75"),
-            {
-                "evictionHard": {"imagefs.available": "10%"},
-                "mergeDefaultEvictionSettings": True,
-                "evictionMinimumReclaim": {"imagefs.available": "15%"},
-                "imageGCHighThresholdPercent": 90,
-                "imageGCLowThresholdPercent": 75,
-            },
-        ),
+        (("--image-gc-high-threshold=90", "--image-gc-low-threshold=75"),
+         {"evictionHard": {"imagefs.available": "10%"}, "mergeDefaultEvictionSettings": True,
+          "evictionMinimumReclaim": {"imagefs.available": "15%"},
+          "imageGCHighThresholdPercent": 90, "imageGCLowThresholdPercent": 75}),
         (("--image-gc-low-threshold=75",),  # from the default of 85
          {"evictionMinimumReclaim": {"imagefs.available": "10%"}, "imageGCLowThresholdPercent": 75}),
         (("--image-gc-high-threshold=100",), {"imageGCHighThresholdPercent": 100}),
