@@ -45,17 +45,12 @@ LOOSE = {"order", "value", "milliValue", "gracePeriod", "quantityValue"}
 
 def damaged(value: Any) -> Any:
     """``value`` with its last binding leaf changed; None if there is nothing to change."""
-    if isinstance(value, dict):
-        for key in reversed([k for k in value if k not in LOOSE]):
-            changed = damaged(value[key])
-            if changed is not None:
-                return {**value, key: changed}
-        return None
-    if isinstance(value, list):
-        for at in reversed(range(len(value))):
-            changed = damaged(value[at])
-            if changed is not None:
-                return [*value[:at], changed, *value[at + 1 :]]
+    if isinstance(value, dict | list):
+        made = copy.copy(value)
+        for key, inner in reversed([*(value.items() if isinstance(value, dict) else enumerate(value))]):
+            if key not in LOOSE and (changed := damaged(inner)) is not None:
+                made[key] = changed
+                return made
         return None
     if isinstance(value, bool):
         return not value

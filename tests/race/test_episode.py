@@ -3,22 +3,7 @@
 import pytest
 
 from monitor.race.episode import Bounds, State, feed, ongoing
-from monitor.race.events import (
-    KMSG,
-    Checked,
-    Clock,
-    End,
-    Event,
-    Exit,
-    Kill,
-    Lost,
-    Mark,
-    Ranked,
-    Reclaim,
-    Sample,
-    Seen,
-    Tick,
-)
+from monitor.race.events import KMSG, Checked, Clock, Event, Exit, Kill, Lost, Mark, Ranked, Reclaim, Sample, Seen, Tick
 from monitor.race.incident import timestamp
 from monitor.race.verdict import verdict
 from tests.race.builders import (
@@ -184,7 +169,7 @@ def test_the_line_of_the_kernels_log_about_a_kill_comes_before_its_mark_or_after
 
 
 def test_a_user_kill_of_some_seconds_ago_is_not_reported_again() -> None:
-    first, second = episodes(kill(0, "cart", pid=9, code=0), died(1, 9), crossing(5000), clear(5100), End(ms(9000)))
+    first, second = episodes(kill(0, "cart", pid=9, code=0), died(1, 9), crossing(5000), clear(5100), Tick(ms(9000)))
     assert [type(e) for e in first.events] == [Kill]
     assert not [e for e in second.events if isinstance(e, Kill)]
 
@@ -228,5 +213,5 @@ def wall(t: float, wall_s: float = 0) -> Clock:
 
 
 def test_what_is_heard_late_has_the_clock_of_its_own_time() -> None:
-    found = episodes(wall(-500), wall(2_000, -60), mark(-1), died(5), End(ms(20_000)))
+    found = episodes(wall(-500), wall(2_000, -60), mark(-1), died(5), Tick(ms(20_000)))
     assert [verdict(e).start for e in found] == [timestamp(AT - 1_000_000)]

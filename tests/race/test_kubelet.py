@@ -6,22 +6,8 @@ import pytest
 
 from monitor.race.events import RUNTIMES, End, Event, Kill
 from monitor.race.verdict import verdict
-from tests.race.builders import (
-    START,
-    clear,
-    crossing,
-    decided,
-    died,
-    episodes,
-    gone,
-    judged,
-    kill,
-    mark,
-    ms,
-    one,
-    reported,
-    signalled,
-)
+from tests.race.builders import START, clear, crossing, died, episodes, gone, judged, kill, mark, ms, one, reported
+from tests.race.scenarios import EVICTED
 
 END = End(ms(60_000))
 
@@ -86,7 +72,7 @@ EVICTIONS: dict[str, tuple[tuple[Event, ...], str, str | None, dict[str, int], s
         "the API has shop/hog as Evicted by the kubelet, but the OOM killer took it",
     ),
     "reported, and outrace evicted it": (
-        (crossing(), decided(1), signalled(1), gone(9), clear(12), reported(900)), "eviction_won", "outrace",
+        (crossing(), *EVICTED, clear(12), reported(900)), "eviction_won", "outrace",
         {"shop/hog": 1}, "",
     ),
 }  # fmt: skip

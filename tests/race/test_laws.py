@@ -84,11 +84,9 @@ def test_memory_is_bounded(stream: list[Event]) -> None:
         assert len(state.recorder) <= 8
         assert len(state.waiting) <= 8
         for o in state.open:
-            assert len(o.events) <= 8
-            assert len(o.samples) <= 8
-            assert len(o.pids) <= 8
             assert len(o.pods) <= 2
-            assert all(len(known) <= 8 for known in (o.marked, o.marked_pods, o.killed, o.killed_pods))
+            kept = (o.events, o.samples, o.pids, o.marked, o.marked_pods, o.killed, o.killed_pods)
+            assert all(len(known) <= 8 for known in kept)
         assert all(len(e.events) <= 16 for e in done)
         for episode in ongoing(state):
             assert verdict(episode).verdict in VERDICTS
