@@ -1,6 +1,5 @@
 """Events of races through a recording: the reducer ends where it ended live, also from a state in the middle."""
 
-import io
 import json
 import threading
 from dataclasses import fields
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monitor.cli.replay import Replayed, replay
 from monitor.errors import MonitorError
 from monitor.race import episode
 from monitor.race.episode import Open, State
@@ -18,10 +16,10 @@ from monitor.race.events import End, Event
 from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
-from monitor.side.recording import CONFIG_FIELDS, Reader, Recorder, header
+from monitor.side.recording import CONFIG_FIELDS, Recorder, header
 from tests.filesystems import Mounts
 from tests.race.strategies import streams
-from tests.replay.world import fresh
+from tests.replay.world import fresh, replayed
 from tests.waiting import until
 
 REALTIME_NS = 1_700_000_000_000_000_000
@@ -44,10 +42,6 @@ def live(events: list[Event], path: Path, states: set[int]) -> list[str]:
     return [json.dumps(verdict(one, REALTIME_NS, CONFIG.pass_config()).to_json()) for one in found]
 
 
-def replayed(path: Path) -> Replayed:
-    return replay(Reader(io.BytesIO(path.read_bytes()), path.name))
-
-
 def ended(events: list[Event]) -> list[Event]:
     return [*events, End(max((event.ts_ns for event in events), default=0))]
 
@@ -57,10 +51,10 @@ def ended(events: list[Event]) -> list[Event]:
 def test_incidents_come_out_byte_for_byte(events: list[Event], states: set[int]) -> None:
     path = fresh() / "rec"
     wanted = live(ended(events), path, states)
-    found = replayed(path)
+    found = replayed(path.read_bytes())
     assert [json.dumps(one) for one in found.incidents] == wanted
     assert (found.events, found.skipped, found.differences, found.damage) == (len(events) + 1, 0, [], None)
-    assert json.dumps(replayed(path).to_json()) == json.dumps(found.to_json())
+    assert json.dumps(replayed(path.read_bytes()).to_json()) == json.dumps(found.to_json())
 
 
 def test_a_state_is_written_with_all_its_fields() -> None:
@@ -91,7 +85,7 @@ def test_a_rotated_file_stands_alone(events: list[Event], data: st.DataObject) -
         made = [verdict(one, REALTIME_NS, CONFIG.pass_config()).to_json() for one in over]
         incidents += [(number, json.dumps(one)) for one in made]
     recorder.close(TIMEOUT_S)
-    alone = replayed(path)
+    alone = replayed(path.read_bytes())
     assert [json.dumps(one) for one in alone.incidents] == [one for number, one in incidents if number > split]
     assert alone.skipped == (1 if split else 0)
 
@@ -121,7 +115,7 @@ def test_a_full_disk_is_reported_once_and_recording_goes_on_when_there_is_room(
     recorder.event(End(3))
     recorder.close(TIMEOUT_S)
     assert not recorder.failing
-    found = replayed(disk / "rec")
+    found = replayed((disk / "rec").read_bytes())
     assert (found.damage, found.events) == (None, 1)
     assert recorder.state_wanted  # what follows shall be understood without what is missing
     output = capfd.readouterr().err
@@ -148,7 +142,7 @@ def test_a_queue_that_overflows_is_counted_and_a_snapshot_asked_for(tmp_path: Pa
     until(lambda: not recorder._worker.waiting, "the queue to be written")
     recorder.event(End(sent))
     recorder.close(TIMEOUT_S)
-    found = replayed(tmp_path / "rec")
+    found = replayed((tmp_path / "rec").read_bytes())
     assert (found.events, found.gaps) == (kept + 1, [[kept, sent - kept]])
 
 
@@ -170,5 +164,5 @@ def test_a_header_that_makes_no_sense_is_one_line(tmp_path: Path, change: dict[s
     recorder.event(End(1))
     recorder.close(TIMEOUT_S)
     with pytest.raises(MonitorError, match="the recording's header cannot be used: ") as caught:
-        replayed(tmp_path / "rec")
+        replayed((tmp_path / "rec").read_bytes())
     assert "\n" not in str(caught.value)
