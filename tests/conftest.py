@@ -15,6 +15,7 @@ import tempfile
 import tomllib
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -187,46 +188,30 @@ def mounts(tmp_path: Path) -> Iterator[Mounts]:
         yield found
 
 
-class Pinned:
-    """Instances of pins that this session's tests have made: those whose state dir is in its temporary directories.
+PINS = Path("/sys/fs/bpf/outrace")
+#: Of the state dir that all tests share until the session ends (`tests.live.state_dir`).
+SHARED = "outrace-test-state-"
+#: Where this session's tests have their state dirs.
+_directories: list[Path] = []
 
-    (Others on this machine are not of these tests: of a daemon, of another session.)
+
+def _pinned() -> dict[str, str]:
+    """Instances of pins that this session's tests have made, with pins or without: instance -> state dir, as the
+    instances themselves have it. (Others on this machine are of a daemon, or of another session.)
     """
-
-    ROOT = Path("/sys/fs/bpf/outrace")
-    #: Of the one that all tests share until the session ends (`tests.live.state_dir`).
-    SHARED = "outrace-test-state-"
-
-    def __init__(self) -> None:
-        self.directories: list[Path] = []
-
-    def known(self) -> dict[str, str]:
-        """What is there now, with pins or without: instance -> state dir, as the instances themselves have it."""
-        try:
-            found = {path.name: self._owner(path) for path in self.ROOT.iterdir()}
-        except OSError:
-            return {}  # nothing is pinned, or not to be seen by this user
-        return {name: state for name, state in found.items() if self._is_ours(state)}
-
-    def none_left(self, left: dict[str, str]) -> None:
-        """Fail, with a line for each."""
-        lines = [
-            f"programs are left pinned in {self.ROOT / name} (state dir {left[name]}): unload them" for name in left
-        ]
-        if lines:
-            pytest.fail("\n".join(lines), pytrace=False)
-
-    def _owner(self, instance: Path) -> str:
-        try:
-            return os.readlink(instance / "owner").removeprefix("of ")
-        except OSError:
-            return ""
-
-    def _is_ours(self, state: str) -> bool:
-        return any(Path(state).is_relative_to(base) for base in self.directories)
+    found = dict[str, str]()
+    with suppress(OSError):  # nothing is pinned, or not to be seen by this user
+        for instance in PINS.iterdir():
+            with suppress(OSError):
+                found[instance.name] = os.readlink(instance / "owner").removeprefix("of ")
+    return {name: at for name, at in found.items() if any(Path(at).is_relative_to(base) for base in _directories)}
 
 
-_pinned = Pinned()
+def _none_left(left: dict[str, str]) -> None:
+    """Fail, with a line for each."""
+    lines = [f"programs are left pinned in {PINS / name} (state dir {left[name]}): unload them" for name in left]
+    if lines:
+        pytest.fail("\n".join(lines), pytrace=False)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -235,7 +220,7 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     base = tmp_path_factory.getbasetemp().resolve()  # first: a few sessions' are kept, where others can find them
     own = Path(tempfile.mkdtemp(prefix="outrace-tests-")).resolve()
     own.chmod(0o1777)  # some tests run as another user
-    _pinned.directories = [base, own]
+    _directories.extend((base, own))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(own))
         patch.setattr(tempfile, "tempdir", str(own))
@@ -243,20 +228,20 @@ def _session_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         yield
     if "tests.live" in sys.modules:
         sys.modules["tests.live"].unload_shared()
-    left = _pinned.known()  # before the names of its state dirs go
+    left = _pinned()  # before the names of its state dirs go
     if "tests.own_cgroups" in sys.modules:
         sys.modules["tests.own_cgroups"].end_session()
     shutil.rmtree(own, ignore_errors=True)
-    _pinned.none_left(left)
+    _none_left(left)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_pinned() -> Iterator[None]:
     """A module whose tests leave programs pinned has failed: they stay attached until `outrace unload`."""
-    before = _pinned.known()
+    before = _pinned()
     yield
-    own = {name: state for name, state in _pinned.known().items() if not Path(state).name.startswith(Pinned.SHARED)}
-    _pinned.none_left({name: state for name, state in own.items() if name not in before})
+    own = {name: state for name, state in _pinned().items() if not Path(state).name.startswith(SHARED)}
+    _none_left({name: state for name, state in own.items() if name not in before})
 
 
 #: What a module of tests may leave open: what the session shares, and threads of fake servers that end later.

@@ -174,15 +174,19 @@ def died(t: float, pid: int = 4242) -> Exit:
     return Exit(ms(t), pid, "python3")
 
 
+def ended(events: Iterable[Event]) -> list[Event]:
+    """A whole stream: it ends with its last event."""
+    stream = list(events)
+    return [*stream, End(max((event.ts_ns for event in stream), default=0))]
+
+
 def episodes(*events: Event, bounds: Bounds | None = None) -> list[Episode]:
     """All episodes of a whole stream; what is open when it stops is among them."""
-    state, last = State(bounds or Bounds()), 0
-    found: list[Episode] = []
-    for event in events:
+    state, found = State(bounds or Bounds()), list[Episode]()
+    for event in ended(events):
         state, done = feed(state, event)
         found += done
-        last = max(last, event.ts_ns)
-    return found + list(feed(state, End(last))[1])
+    return found
 
 
 def one(*events: Event) -> Episode:
@@ -202,9 +206,6 @@ def same_after_json(value: Record) -> bool:
     return type(value).from_json(json.loads(json.dumps(value.to_json()))) == value
 
 
-def growing(since: float, until: float, start_mi: float, mi_per_s: float) -> Iterable[Sample]:
+def growing(since: int, until: int, start_mi: float, mi_per_s: float) -> Iterable[Sample]:
     """Ten samples of the node a second, growing on a straight line."""
-    t = since
-    while t <= until:
-        yield sample(t, start_mi + mi_per_s * (t - since) / 1000)
-        t += 100
+    return [sample(t, start_mi + mi_per_s * (t - since) / 1000) for t in range(since, until + 1, 100)]

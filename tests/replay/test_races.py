@@ -18,6 +18,7 @@ from monitor.settings.config import RunConfig
 from monitor.side.export.log import Log
 from monitor.side.recording import CONFIG_FIELDS, Recorder, header
 from tests.filesystems import Mounts
+from tests.race.builders import ended
 from tests.race.strategies import streams
 from tests.replay.world import fresh, replayed
 from tests.waiting import until
@@ -40,10 +41,6 @@ def live(events: list[Event], path: Path, states: set[int]) -> list[str]:
     recorder.close(TIMEOUT_S)
     assert recorder.dropped == 0
     return [json.dumps(verdict(one, REALTIME_NS, CONFIG.pass_config()).to_json()) for one in found]
-
-
-def ended(events: list[Event]) -> list[Event]:
-    return [*events, End(max((event.ts_ns for event in events), default=0))]
 
 
 @given(streams(), st.sets(st.integers(0, 40)))
