@@ -146,19 +146,17 @@ def test_the_curve_meets_the_threshold_where_it_was_crossed() -> None:
     assert crossed["available"] < crossed["quantity"]
 
 
-DAMAGES: tuple[dict[str, Any], ...] = (
-    *({"points": points} for points in ([], [[0.0, 5]], [[float("nan"), 5], [1.0, 6]], "abc")),
-    *({"points": [[0.0, 5], [seconds, size]]} for seconds, size in ((float("inf"), 6), (1.0, 2**63))),
-)
-
-
-def damaged(damage: dict[str, Any]) -> dict[str, Any]:
+def damaged(points: object) -> dict[str, Any]:
     memory = copy.deepcopy(WON["memory"])
-    memory["curves"][-1] |= damage
+    memory["curves"][-1]["points"] = points
     return memory
 
 
-@pytest.mark.parametrize("memory", [*map(damaged, DAMAGES), [], "x", {}, {"lines": [], "curves": [{}]}])
+NUMBERS = [(float("nan"), 5), (float("inf"), 6), (1.0, 2**63)]
+POINTS = [[], [[0.0, 5]], "abc", *([[0.0, 5], [seconds, size]] for seconds, size in NUMBERS)]
+
+
+@pytest.mark.parametrize("memory", [*map(damaged, POINTS), [], "x", {}, {"lines": [], "curves": [{}]}])
 def test_samples_that_are_damaged_are_left_out(memory: object) -> None:
     texts = Skeleton(page(WON | {"memory": memory})).texts
     assert [text for text in texts if text.startswith("Its samples are damaged, or")]

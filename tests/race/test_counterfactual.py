@@ -8,7 +8,6 @@ from monitor.policy.eviction_pass import PassConfig
 from monitor.policy.signals import MEMORY, RECLAIMABLE
 from monitor.policy.thresholds import parse_thresholds
 from monitor.race.counterfactual import TimeSeries, World, counterfactual, world
-from monitor.race.episode import Episode
 from monitor.race.facts import Facts
 from monitor.race.verdict import verdict
 from tests.race.builders import (
@@ -100,14 +99,11 @@ def test_time_series() -> None:
 OWN = PassConfig(parse_thresholds({RECLAIMABLE: "100Mi"}, own=True), 300 * S)
 
 
-def flood() -> Episode:
-    """The kubelet's line is crossed for 30 s by page cache: of 950 MiB in use 600 are active file pages."""
-    samples = [sample(t, 950, active_file=600 * MI) for t in range(-2000, 30_001, 500)]
-    return one(ranked(), *OWN_LINES, *samples[:4], crossing(0), *samples[4:], clear(30_100))
-
-
 def test_only_the_kubelet_would_have_evicted() -> None:
-    found = verdict(flood(), 0, OWN)
+    """Its line is crossed for 30 s by page cache: of 950 MiB in use 600 are active file pages."""
+    samples = [sample(t, 950, active_file=600 * MI) for t in range(-2000, 30_001, 500)]
+    flood = one(ranked(), *OWN_LINES, *samples[:4], crossing(0), *samples[4:], clear(30_100))
+    found = verdict(flood, 0, OWN)
     assert (found.verdict, found.flags, found.evicted) == ("relieved", ("kubelet_only",), ())
     # 1000 MiB less the 350 that are no page cache.
     assert found.summary == (

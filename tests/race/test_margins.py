@@ -1,7 +1,5 @@
 """What else an incident has: margins, advice, timeline, page cache, and the curves that are kept with it."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 from monitor.race.events import End, Event, Reclaim
 from monitor.race.facts import Facts
 from monitor.race.incident import timestamp
-from monitor.race.memory import USAGE, Curve, Memory, memory, thinned
+from monitor.race.memory import USAGE, Memory, memory, thinned
 from monitor.race.verdict import verdict
 from tests.race.builders import (
     CAPACITY,
@@ -100,16 +98,11 @@ def curves_of(*events: Event) -> Memory:
     return found
 
 
-def curve(found: Memory, **wanted: Any) -> Curve:
-    [only] = [c for c in found.curves if all(getattr(c, key) == value for key, value in wanted.items())]
-    return only
-
-
 def test_a_cgroup_at_its_own_limit_by_its_usage() -> None:
     path = OWN["oom_path"]
     grows = [sample(t, 60 + t / 100, 8, domain=path, pod="uid-hog") for t in (-900, -500, -100)]
     found = curves_of(*grows, mark(0, **OWN))
-    own = curve(found, domain=path)
+    [own] = [curve for curve in found.curves if curve.domain == path]
     assert found.lines == ()
     assert (own.measure, own.limit, own.pod) == (USAGE, 64 * MI, "shop/hog")
     assert own.points[-1] == (0.0, 64 * MI)
