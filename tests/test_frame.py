@@ -61,11 +61,7 @@ def command(monkeypatch: pytest.MonkeyPatch):
     ("raised", "code", "line"),
     [
         (MonitorError("it broke"), 1, "outrace: error: it broke\n"),
-        (
-            ConfigError("a.yaml: evictionHard: bad", "write 100Mi"),
-            2,
-            "outrace: error: a.yaml: evictionHard: bad; write 100Mi\n",
-        ),
+        (ConfigError("a.yaml: bad", "write 100Mi"), 2, "outrace: error: a.yaml: bad; write 100Mi\n"),
         (CannotError("no BTF", "use another kernel"), 3, "outrace: error: no BTF; use another kernel\n"),
         (KeyboardInterrupt(), 130, ""),
         (click.UsageError("what?"), 2, "outrace: error: what?; see `outrace try --help`\n"),

@@ -113,15 +113,11 @@ def test_other_values() -> None:
     later = config("d", evictionPressureTransitionPeriod="1m", evictionMaxPodGracePeriod=None)
     settings = in_force(config(evictionMaxPodGracePeriod=60), [later])
     assert settings.values == {"evictionPressureTransitionPeriod": Given("1m", "d: evictionPressureTransitionPeriod")}
-    flag = Given(1, "--flag")
-    assert in_force(config(), [later], {"evictionPressureTransitionPeriod": flag}).values == {
-        "evictionPressureTransitionPeriod": flag
-    }
+    own = {"evictionPressureTransitionPeriod": Given(1, "--flag")}
+    assert in_force(config(), [later], own).values == own
     assert in_force().enforced() == ("pods",)
-    reserved = in_force(
-        config(systemReserved={"memory": "1Gi", "cpu": "1"}), [config("d", systemReserved={"memory": "2Gi"})]
-    )
-    assert reserved.maps["systemReserved"] == {
+    first, second = config(systemReserved={"memory": "1Gi", "cpu": "1"}), config("d", systemReserved={"memory": "2Gi"})
+    assert in_force(first, [second]).maps["systemReserved"] == {
         "memory": Given("2Gi", "d: systemReserved"),
         "cpu": Given("1", "file: systemReserved"),
     }

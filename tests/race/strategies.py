@@ -58,7 +58,9 @@ def _field(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if options and get_origin(hint) is not tuple:
         return st.none() | _field(name, options[0])
     if get_origin(hint) is tuple:
-        return st.lists(_item(get_args(hint)[0]), max_size=3).map(tuple)
+        item = get_args(hint)[0]
+        of_tuples = get_origin(item) is tuple
+        return st.lists(st.tuples(_NUMBERS["ts_ns"], _BYTES) if of_tuples else _made(item), max_size=3).map(tuple)
     if hint is bool:
         return st.booleans()
     if hint is int:
@@ -66,10 +68,6 @@ def _field(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if hint is float:
         return st.floats(0, 100)
     return st.sampled_from(_TEXTS.get(name, ["x"]))
-
-
-def _item(hint: Any) -> st.SearchStrategy[Any]:
-    return st.tuples(_NUMBERS["ts_ns"], _BYTES) if get_origin(hint) is tuple else _made(hint)
 
 
 def _made(cls: Any, **fixed: str) -> st.SearchStrategy[Any]:
