@@ -134,29 +134,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"kernel test: {obstacle}")
 
 
-class Machine:
-    """A lock that sessions and xdist's workers on this machine share: every daemon that starts undoes what a dead one
-    left in any cgroup, so the tests of that (`alone` in tests/races.toml) have no other test of the live kernel beside
-    them. Its time is not in the timeout of a test.
-    """
-
-    PLACE = Path("/sys/fs/cgroup")
-
-    def __init__(self) -> None:
-        self._fd = -1
-
-    def take(self, how: int) -> None:
-        if self._fd < 0 and self.PLACE.is_dir():
-            self._fd = os.open(self.PLACE, os.O_RDONLY)
-            fcntl.flock(self._fd, how)
-
-    def give(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-_machine = Machine()
+CGROUPS = Path("/sys/fs/cgroup")
+#: The descriptor of a lock on them that sessions and xdist's workers on this machine share: every daemon that starts
+#: undoes what a dead one left in any cgroup, so the tests of that (`alone` in tests/races.toml) have no other test of
+#: the live kernel beside them. Its time is not in the timeout of a test.
+_machine: list[int] = []
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -165,12 +147,14 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     alone = file in LANES["alone"]["tests"]
     starts = file in LANES["starts"]["tests"]
     if alone or starts or item.get_closest_marker("kernel") or item.get_closest_marker("live"):
-        _machine.take(fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not _machine and CGROUPS.is_dir():
+            _machine.append(os.open(CGROUPS, os.O_RDONLY))
+            fcntl.flock(_machine[0], fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
     try:
         return (yield)
     finally:
-        if not alone or nextitem is None or nextitem.nodeid.partition("::")[0] != file:
-            _machine.give()
+        if _machine and (not alone or nextitem is None or nextitem.nodeid.partition("::")[0] != file):
+            os.close(_machine.pop())
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,7 @@ T0 = 1_000 * S
 CAPACITY = 1000 * MI
 QUANTITY = 100 * MI
 SIGNAL = "memory.available"
+LINE = {"domain": NODE, "signal": SIGNAL, "hard": True, "quantity": QUANTITY, "capacity": CAPACITY}
 
 
 def pod(name: str, usage: int | None, request: int = 0, priority: int = 0, critical: bool = False) -> Candidate:
@@ -67,8 +68,7 @@ def ms(t: float) -> int:
 
 
 def watched(**more: Any) -> Watched:
-    given = {"domain": NODE, "signal": SIGNAL, "hard": True, "quantity": QUANTITY, "capacity": CAPACITY}
-    return Watched(**{"ts_ns": ms(-60_000), **given, "limit": CAPACITY, **more})
+    return Watched(**{"ts_ns": ms(-60_000), **LINE, "limit": CAPACITY, **more})
 
 
 def ranked(t: float = -1000, order: tuple[Candidate, ...] = PODS) -> Ranked:
@@ -93,9 +93,8 @@ def sample(t: float, used_mi: float, inactive_mi: float = 0, domain: str = NODE,
 def crossing(t: float = 0, available_mi: float = 99.75, **more: Any) -> Crossing:
     """By default seen one batch of 64 pages late."""
     available = round(available_mi * MI)
-    given = {"domain": NODE, "signal": SIGNAL, "hard": True, "quantity": QUANTITY, "capacity": CAPACITY}
-    given |= {"usage": CAPACITY - available, "working_set": CAPACITY - available, "available": available}
-    return Crossing(**{"ts_ns": ms(t), **given, **more})
+    given = {"usage": CAPACITY - available, "working_set": CAPACITY - available, "available": available}
+    return Crossing(**{"ts_ns": ms(t), **LINE, **given, **more})
 
 
 def clear(t: float, available_mi: float = 600, **more: Any) -> Clear:
@@ -112,10 +111,9 @@ def held(t: float, reason: str = "outgrown", **more: Any) -> Suspended:
 
 def decided(t: float, name: str = "hog", available_mi: float = 99.75, **more: Any) -> Decided:
     available = round(available_mi * MI)
-    given: dict[str, Any] = {"domain": NODE, "signal": SIGNAL, "hard": True, "quantity": QUANTITY}
-    given |= {"capacity": CAPACITY, "available": available, "usage": CAPACITY - available, "rank": 1, "grace_s": 1}
+    given: dict[str, Any] = {"available": available, "usage": CAPACITY - available, "rank": 1, "grace_s": 1}
     given |= {"observed": False, "pod": f"uid-{name}", "pod_name": f"shop/{name}", "working_set": 500 * MI}
-    return Decided(**{"ts_ns": ms(t), **given, **more})
+    return Decided(**{"ts_ns": ms(t), **LINE, **given, **more})
 
 
 def hold(t: float, name: str = "hog", **more: Any) -> PodHeld:
