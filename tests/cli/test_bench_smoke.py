@@ -76,10 +76,8 @@ def test_bench_latency_measures_the_monitor_and_the_floor_in_turns(tmp_path: Pat
 def test_bench_overhead_measures_both_states(tmp_path: Path) -> None:
     code, rows = run_bench(tmp_path, "overhead", "--triples", "3")
     assert code == 0
-    assert [(name, row["unit"], row["n"]) for name, row in rows.items()] == [
-        ("armed", "ratio", 3),
-        ("disarmed", "ratio", 3),
-    ]
+    assert list(rows) == ["armed", "disarmed"]
+    assert {(row["unit"], row["n"]) for row in rows.values()} == {("ratio", 3)}
     assert all(0 < row["p50"] <= row["p99"] <= row["max"] for row in rows.values())
 
 

@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.kernel, pytest.mark.once]
 def traces(pid: int) -> list[Path]:
     """What a demo of this pid may leave: cgroups, manifests."""
     stem = f"outrace-demo-{pid}"
-    found = [path for path in cgroupfs.detect().root.iterdir() if path.name.startswith(stem)]
-    return found + [path for path in Path(tempfile.gettempdir()).iterdir() if path.name.startswith(stem)]
+    places = (cgroupfs.detect().root, Path(tempfile.gettempdir()))
+    return [path for place in places for path in place.iterdir() if path.name.startswith(stem)]
 
 
 def pins_of(pids: list[int]) -> list[Path]:

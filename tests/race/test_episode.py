@@ -194,13 +194,9 @@ def test_only_where_somebody_was_killed_since_is_judged_again() -> None:
 
 def test_an_episode_has_the_ranking_of_each_of_its_kills_and_not_of_those_elsewhere() -> None:
     other = {"scope": "container", "oom_path": "/kubepods/cart/main"}
-    stream = [
-        ranked(0),
-        mark(0, pid=1, **OWN),
-        *[e for k in range(1, 50) for e in (ranked(k), mark(k, "cart", k, **other))],
-    ]
-    stream += [ranked(60), mark(60, pid=2, **OWN)]
-    found = next(e for e in episodes(*stream) if e.domain == "/kubepods/hog/main")
+    elsewhere = [e for k in range(1, 50) for e in (ranked(k), mark(k, "cart", k, **other))]
+    own = episodes(ranked(0), mark(0, pid=1, **OWN), *elsewhere, ranked(60), mark(60, pid=2, **OWN))
+    found = next(e for e in own if e.domain == HOG)
     assert [e.ts_ns for e in found.events if isinstance(e, Ranked)] == [ms(0), ms(60)]
 
 
