@@ -130,7 +130,6 @@ def test_pods_known_by_their_cgroups_alone() -> None:
     ("arguments", "code", "expected"),
     [
         (["lab/burstible"], 1, ("no pod 'lab/burstible'", "pods are lab/burstable")),
-        (["zzz"], 1, ("no pod 'zzz'", "pods are lab/burstable")),
         (["--signal", "x"], 2, ("`outrace explain --signal` is gone: use `outrace explain` without it",)),
         (["--policy", "kubelet-1.9"], 2, ("--policy: 'kubelet-1.9'", "kubelet-1.17")),
         (["--enforce"], 2, ("No such option",)),

@@ -36,14 +36,11 @@ class Table:
 class StandInBrake:
     """In the place of a pod's brake, which needs a cgroup (tests/hold/test_pod_brake.py has the real one)."""
 
-    problem, is_held, kind = "", False, "limit"
-    is_clear = True
-    high_is_left = False
-    since_ns = 0
-    is_in_force = is_capped = True
-    waits = ""
-    runs = False
-    looked_ns = opened_ns = 0
+    kind = "limit"
+    problem = waits = ""
+    is_held = high_is_left = runs = False
+    is_clear = is_in_force = is_capped = True
+    since_ns = looked_ns = opened_ns = 0
 
     def __init__(self, table: Table, uid: str, cgroup: Path, *_: object) -> None:
         self._table, self.uid, self.cgroup = table, uid, cgroup
