@@ -85,6 +85,7 @@ def test_what_is_an_eviction_by_a_kubelet(name: str) -> None:
     assert (found.verdict, found.by, {e.pod: e.rank for e in found.evicted}) == (expected, by, evicted)
     assert said in found.summary
     assert expected.startswith("oom_") or found.flags == ()
+    assert bool(found.reported_evicted) == name.startswith("reported")
     assert any(step["what"] == "reported_evicted" for step in found.steps) == name.startswith("reported")
 
 
