@@ -152,13 +152,14 @@ def goes_round(loads: Sequence[Load]) -> bool:
     return refaults_now - refaults > max(_FEW_REFAULTS, 2 * (size_now - size))
 
 
-def files_pass(first: Load, now: Load) -> bool:
-    """Whether files that are read or written once displace what a pod has: more than one page of them went through the
-    node's memory for two that the pod read again. Beside a backup 2 to 7 for one; beside a pod that grew 1 for 280.
+def files_passed(first: Load, now: Load) -> int:
+    """Pages of files, read or written once, that went through the node's memory in that time; 0 where they were no more
+    than one for two that the pod read again. Beside a backup 2 to 7 for one; beside a pod that grew 1 for 280.
     """
     if first.passed is None or first.refaults is None or now.passed is None or now.refaults is None:
-        return False
-    return now.passed - first.passed > max(_FEW_PASSED, (now.refaults - first.refaults) // 2)
+        return 0
+    passed = now.passed - first.passed
+    return passed if passed > max(_FEW_PASSED, (now.refaults - first.refaults) // 2) else 0
 
 
 def latest(loads: Sequence[Load]) -> float | None:
@@ -256,14 +257,14 @@ NOTHING = Size(0, 0)
 class Lacks(NamedTuple):
     """What a stalled pod lacks. ``lost``: by how many bytes its memory shrank in `GROWTH_NS`; ``refaulted``: bytes that
     it read again in the last second, the same ones perhaps many times, so no more than it has. ``limit``: `OWN_LIMIT`
-    or `THROTTLED` where it is at one; "" else. ``files_pass``: since it stalls (`files_pass`).
+    or `THROTTLED` where it is at one; "" else. ``passed``: bytes of `files_passed` since it stalls.
     """
 
     uid: str
     lost: int = 0
     refaulted: int = 0
     limit: str = ""
-    files_pass: bool = False
+    passed: int = 0
 
     @property
     def size(self) -> int:
@@ -302,7 +303,7 @@ def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[s
     """
     if lacks.limit:
         return Cause(lacks.uid, lacks.limit, max(0, grew.get(lacks.uid, 0)))
-    if lacks.files_pass:
+    if lacks.passed and lacks.passed >= lacks.lost * EXPLAINS:
         return Cause("", FILES)
     if not lacks.size:  # not known: any growth would explain it
         return Cause("", UNKNOWN)

@@ -282,7 +282,7 @@ class Stalls:
         before = one.cause
         uncertain = before is not None and before.why in (stall.UNKNOWN, stall.FILES)
         again = uncertain and now_ns - now.since_ns <= stall.GROWTH_NS
-        if one.found_ns != now.since_ns or again or (now.counts and one.reported is None and _files_pass(one)):
+        if one.found_ns != now.since_ns or again or (now.counts and one.reported is None and _files_passed(one)):
             lacks, one.cause = self._find_cause(one, now_ns)
             one.lacks, one.found_ns = lacks.size, now.since_ns
         if self._may_evict(one, now, now_ns):
@@ -414,12 +414,12 @@ class Stalls:
         refaulted = max(0, (last.refaults or 0) - (seen or 0)) * PAGE
         has = self._has.of(one.cgroup) or one.had
         lost, limit = max(0, sum(one.had) - sum(has)), self._has.limit(one.uid)
-        return Lacks(one.uid, lost, min(refaulted, sum(has)), limit, _files_pass(one))
+        return Lacks(one.uid, lost, min(refaulted, sum(has)), limit, _files_passed(one))
 
 
-def _files_pass(one: _Subject) -> bool:
-    """Since it stalls, or in the last second."""
-    return any(stall.files_pass(since, one.loads[-1]) for since in (one.origin, one.loads[0]) if since is not None)
+def _files_passed(one: _Subject) -> int:
+    """Bytes, since it stalls, or in the last second."""
+    return PAGE * max(stall.files_passed(since, one.loads[-1]) for since in (one.origin or one.loads[0], one.loads[0]))
 
 
 def _due(now_ns: int, pace_ns: int) -> int:

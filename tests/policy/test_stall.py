@@ -24,7 +24,7 @@ from monitor.policy.stall import (
     Stall,
     advance,
     cause,
-    files_pass,
+    files_passed,
     goes_round,
     in_use,
     latest,
@@ -144,7 +144,7 @@ def test_a_pod_that_only_reads_back_what_it_had_lost_needs_no_memory(back: int, 
 
 
 @pytest.mark.parametrize(
-    ("passed", "refaults", "passes"),
+    ("passed", "refaults", "displace"),
     [
         pytest.param(10_945, 1_669, True, id="backup"),
         pytest.param(186, 51_563, False, id="neighbour"),
@@ -155,13 +155,16 @@ def test_a_pod_that_only_reads_back_what_it_had_lost_needs_no_memory(back: int, 
     ],
 )
 def test_files_that_pass_through_memory_displace_those_that_are_read_again(
-    passed: int, refaults: int, passes: bool
+    passed: int, refaults: int, displace: bool
 ) -> None:
     first, unknown = Load(0, 0, 0, 7, 0, 0, 0, 70), Load(S, 0, 0, 7 + refaults, 0)
-    assert files_pass(first, unknown._replace(passed=70 + passed)) is passes
-    assert not files_pass(first, unknown)
-    lacks = Lacks("a", 9 * MIB, files_pass=passes)
-    assert cause(lacks, {"b": 9 * MIB}, 0, ["b"]).why == ("files" if passes else "grew")
+    assert files_passed(first, unknown._replace(passed=70 + passed)) == passed * displace
+    assert files_passed(first, unknown) == 0
+
+
+@pytest.mark.parametrize(("passed", "why"), [(10 * MIB, "files"), (10 * MIB - 1, "grew"), (0, "grew")])
+def test_files_explain_a_stall_if_they_took_the_place_of_a_third(passed: int, why: str) -> None:
+    assert cause(Lacks("a", 30 * MIB, passed=passed), {"b": 30 * MIB}, 0, ["b"]).why == why
 
 
 @pytest.mark.parametrize(("from_swap", "of_all", "swapped"), [(6, 10, True), (5, 10, False), (0, 0, False)])
