@@ -190,21 +190,15 @@ def test_own_signals_in_a_flag_and_in_outraces_own_file(tmp_path: Path) -> None:
     assert ("allocatableMemory.reclaimable", "copy of memory.reclaimable (--eviction-hard)") in shown
 
 
-@pytest.mark.parametrize("key", ["evictionHard", "evictionSoft", "evictionMinimumReclaim"])
-def test_a_kubelets_file_may_not_have_own_signals(tmp_path: Path, key: str) -> None:
-    file = write(tmp_path, "kubelet.yaml", KUBELET + f"{key}: {{memory.reclaimable: 100Mi}}\n")
-    with pytest.raises(ConfigError) as caught:
-        build({}, None, file)
-    assert caught.value.message == (
-        f"{file}: {key}: memory.reclaimable: 100Mi: unsupported eviction signal memory.reclaimable"
-    )
-    assert caught.value.remedy == "it is outrace's own, and a kubelet refuses it: give it to outrace by --eviction-hard"
-
-
 def test_only_a_threshold_by_a_formula_has_it_compiled() -> None:
     assert build({"eviction-hard": "memory.available<100Mi,nodefs.available<1%"}).formulas == loader.KUBELETS
     assert build({"eviction-hard": "memory.reclaimable<100Mi,memory.available<1Gi"}).formulas == loader.RECLAIMABLE
 
+
+UNSUPPORTED = (
+    "memory.reclaimable: 100Mi: unsupported eviction signal memory.reclaimable; "
+    "it is outrace's own, and a kubelet refuses it: give it to outrace by --eviction-hard"
+)
 
 # A KubeletConfiguration and its drop-ins: read as they are, refused by name, merged as the kubelet merges them.
 #: Of the fields of a KubeletConfiguration of Kubernetes 1.36 that are not ours, those that are spelt most alike.
@@ -219,25 +213,27 @@ def test_one_document_among_empty_ones(tmp_path: Path) -> None:
     assert build({}, None, write(tmp_path, "a.yaml", KUBELET + text)).eviction_hard == {}
 
 
-def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path) -> None:
-    text = json.dumps(
-        {
-            "kind": "KubeletConfiguration",
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "authentication": {"anonymous": {"enabled": False}},
-            "clusterDNS": ["192.0.2.10"],
-            "evictionPressureTransitionPeriod": "0s",
-            "evictionSoft": {"memory.available": "5%"},
-            "evictionSoftGracePeriod": {"memory.available": "1m30s"},
-            "enforceNodeAllocatable": ["none"],
-        },
-        indent="\t",
-    )
-    config = build({}, None, write(tmp_path, "kubelet.json", text))
+def test_as_json_with_much_that_is_not_ours(tmp_path: Path) -> None:
+    """Keys that only look like ours pass, and none is taken for ours."""
+    ours = {
+        "evictionPressureTransitionPeriod": "0s",
+        "evictionSoft": {"memory.available": "5%"},
+        "evictionSoftGracePeriod": {"memory.available": "1m30s"},
+        "enforceNodeAllocatable": ["none"],
+    }
+
+    def built(**others: object) -> RunConfig:
+        text = json.dumps(IS_KUBELETS | others | ours, indent="\t")
+        return build({}, None, write(tmp_path, "kubelet.json", text))
+
+    config = built()
+    for value in (None, {"a": [1]}):
+        assert built(**dict.fromkeys(OTHER_FIELDS, value)) == config
+    assert not set(OTHER_FIELDS) & set(KUBELET_KEYS)
     assert config.eviction_pressure_transition_period_ns == 300 * 10**9
     soft = [t for t in config.thresholds() if not t.hard]
     assert [(t.signal, t.grace_ns) for t in soft] == [("memory.available", 90 * 10**9)]
-    assert "allocatableMemory.available" not in [t.signal for t in config.thresholds()]
+    assert "allocatableMemory.available" not in signals(config)
 
 
 @pytest.mark.parametrize(
@@ -264,6 +260,10 @@ def test_kubelet_configuration_as_json_with_much_that_is_not_ours(tmp_path: Path
         ("k.yaml", "- 1\n", "not a map"),
         ("k.yaml", "a: [1\n", "expected"),
         ("k.yaml", "a: 2026-99-99\n", "is not a KubeletConfiguration"),
+        *(
+            ("k.yaml", f"{KUBELET}{key}: {{memory.reclaimable: 100Mi}}\n", f": {key}: {UNSUPPORTED}")
+            for key in ("evictionHard", "evictionSoft", "evictionMinimumReclaim")
+        ),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: str, problem: str) -> None:
@@ -275,13 +275,6 @@ def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, name: str, text: s
     assert line.startswith(str(path))
     assert problem in line
     assert "\n" not in line
-
-
-def test_keys_that_only_look_like_ours(tmp_path: Path) -> None:
-    """They pass, and none is taken for ours."""
-    text = KUBELET + "".join(f"{field}: null\n" for field in OTHER_FIELDS)
-    assert build({}, None, write(tmp_path, "kubelet.yaml", text)) == build({})
-    assert not set(OTHER_FIELDS) & set(KUBELET_KEYS)
 
 
 def test_drop_ins(tmp_path: Path) -> None:
