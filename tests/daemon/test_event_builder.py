@@ -37,7 +37,7 @@ from monitor.side.node_state import Counts
 from tests.daemon import harness
 from tests.log_lines import LogLines
 from tests.race.builders import pod as candidate
-from tests.side.test_holds import HELD
+from tests.side.test_holds import ENDED, HELD
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -102,23 +102,10 @@ def state(*met: str) -> messages.State:
 
 
 def marked(victim: int, limit: int, domain: int | None = 0, **fields: Any) -> OomEvent:
-    event = OomEvent(
-        kind="mark",
-        ts_ns=time.monotonic_ns(),
-        victim_pid=1 << 22,  # above every pid
-        victim_comm="x",
-        victim_cgroup=victim,
-        invoker_pid=1 << 22,
-        invoker_tid=1 << 22,
-        invoker_comm="x",
-        invoker_cgroup=victim,
-        domain=domain,
-        oom_cgroup=limit,
-        oom_usage=MIB,
-        oom_limit=MIB,
-        oom_inactive_file=0,
-        oom_active_file=0,
-    )
+    above = 1 << 22  # every pid
+    event = harness.oom(ts_ns=time.monotonic_ns(), victim_pid=above, victim_cgroup=victim, domain=domain)
+    event = event._replace(invoker_pid=above, invoker_tid=above, invoker_comm="x", invoker_cgroup=victim)
+    event = event._replace(oom_cgroup=limit, oom_limit=MIB)
     return event._replace(**fields)
 
 
@@ -221,27 +208,17 @@ def test_an_alert_does_not_wait_for_late_records_that_never_cease(node: Path) ->
     clock = [1000 * S]
     heard = Heard(node, now=lambda: clock[0])
     system = cgroup_id(node / "system")
-    waited = 0
-    while not heard.episodes:
-        heard.event_builder.handle(marked(system, system, ts_ns=clock[0] - S, victim_pid=(1 << 22) + waited))
+    for number in range(100):
+        heard.event_builder.handle(marked(system, system, ts_ns=clock[0] - S, victim_pid=(1 << 22) + number))
         heard.event_builder.turn()
         if heard.episodes:
             break
-        step = round(heard.event_builder.due_s() * 1e9)
-        assert step > 0
-        clock[0] += min(step, 50_000_000)
-        waited += 1
-        assert waited < 100
+        clock[0] += min(round(heard.event_builder.due_s() * 1e9), 50_000_000)
     assert clock[0] - 1000 * S == module.URGENT_NS + module.PATIENCE_NS
     assert [final for _, final in heard.episodes] == [False]
 
 
 # Held pods, and what a cluster reports meanwhile.
-ENDED = PodReleased(
-    hold=1, pod="u", pod_name="ns/hog", ts_ns=9, held_ns=4, why="other_pod", grew=0, usage=MIB, available=MIB
-)
-
-
 def test_who_a_kubelet_would_take_is_known_while_a_pod_is_held(tmp_path: Path) -> None:
     """Without a decision, which would have the order."""
     heard = Heard(tmp_path)
@@ -267,6 +244,6 @@ def test_the_pod_that_the_kubelet_took_instead_is_named(tmp_path: Path) -> None:
     """It is no pod of the node any more when the hold for it ends."""
     heard = Heard(tmp_path)
     heard.event_builder.handle(KubeletEvicted(time.monotonic_ns(), "v", "ns/other", FOR_MEMORY))
-    heard.event_builder.handle(ENDED._replace(instead="v"))
-    heard.event_builder.handle(ENDED._replace(instead="w"))
+    for instead in "vw":
+        heard.event_builder.handle(ENDED._replace(why="other_pod", instead=instead))
     assert [one.instead for one in heard.of(PodReleased)] == ["ns/other", "w"]

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from monitor.lab.child import Child
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.node import MIB, LabNode
 from tests import live
+from tests.daemon.hot_node import evicted
 
 pytestmark = [pytest.mark.kernel, pytest.mark.once]
 
@@ -90,36 +90,6 @@ def goes_on(daemon: LabDaemon, since: int) -> None:
     assert daemon.get("/readyz")[0] == 200
 
 
-def name(pod: LabPod) -> str:
-    return f"{pod.namespace}/{pod.name}"
-
-
-def over(node: LabNode, pod: LabPod, daemon: LabDaemon, since: int) -> None:
-    """A process of the pod takes the node over its threshold, and no further; it is evicted."""
-    hog = node.start_hog(pod, mib=120)
-    hog.go()
-    live.message(daemon, "evicted", since, pod=name(pod))
-    killed(node, hog)
-
-
-def killed(node: LabNode, hog: Child) -> None:
-    assert hog.wait() == -signal.SIGKILL
-    node.end(hog)
-
-
-def beaten(daemon: LabDaemon, hog: Child, faults: Faults, call: str, number: int) -> int:
-    """How often the call failed until the hog was killed; where it is the truth, for half a second."""
-    if number in TRUE.get(call, ()):
-        time.sleep(0.5)
-    else:
-        assert hog.wait() == -signal.SIGKILL
-    if call == "epoll.unregister":  # made when the end of the hog is reported
-        live.until(lambda: faults.hits > 0, "its end to be reported")
-    hits = faults.hits
-    faults.apply(daemon)
-    return hits
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_whatever_fails_it_goes_on_and_evicts(node: LabNode, faults: Faults, call: str) -> None:
     with live.daemon(node, *HARD) as daemon:
@@ -134,11 +104,16 @@ def test_whatever_fails_it_goes_on_and_evicts(node: LabNode, faults: Faults, cal
                 live.until(lambda: faults.hits > 0, "a message of the side")
             hog = node.start_hog(pod, mib=120)
             hog.go()
-            hit += beaten(daemon, hog, faults, call, number)
+            if number in TRUE.get(call, ()):
+                time.sleep(0.5)  # the hog may live: what it is in is gone, as the call says
+            else:
+                assert hog.wait() == -signal.SIGKILL
+            if call == "epoll.unregister":  # made when the end of the hog is reported
+                live.until(lambda: faults.hits > 0, "its end to be reported")
+            hit += faults.hits
+            faults.apply(daemon)
             goes_on(daemon, since)
-            if hog.process.poll() is None:
-                hog.process.kill()
-            killed(node, hog)
+            node.end(hog)
             node.remove_pod(pod)
         assert hit, "this call was never made"
         live.ended(daemon)
@@ -171,11 +146,11 @@ def test_a_pod_that_cannot_be_evicted_loses_its_turn(node: LabNode, faults: Faul
         hogs = [node.start_hog(sick, mib=60), node.start_hog(next_one, mib=110, rate=30)]
         for hog in hogs:
             hog.go()
-        live.message(daemon, "evicting", pod=name(next_one))
+        live.message(daemon, "evicting", pod="lab/next")
         assert hogs[1].wait() == -signal.SIGKILL
         assert live.alive(hogs[0].pid)
         if number != errno.ENODEV:  # which says that the cgroup is gone
-            logged = daemon.wait_for(lambda r: r.get("errno") == errno.errorcode[number] and r.get("pod") == name(sick))
+            logged = daemon.wait_for(lambda r: r.get("errno") == errno.errorcode[number] and r.get("pod") == "lab/sick")
             assert logged["level"] == "error"
             live.until(lambda: errors(daemon) > 0, "the errors to be counted")
         goes_on(daemon, 0)
@@ -207,9 +182,11 @@ def test_without_a_descriptor_it_goes_on_and_evicts_who_is_prepared(node: LabNod
             goes_on(daemon, 0)
         finally:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (hard, hard))
-        live.message(daemon, "evicted", pod=name(pod))
+        evicted(daemon, pod)
         assert errors(daemon) > 0
-        over(node, node.add_pod("another"), daemon, len(daemon.log))
+        another = node.add_pod("another")
+        live.killed_hog(node, another, 120)
+        evicted(daemon, another)
         goes_on(daemon, 0)
         live.ended(daemon)
     assert node.oom_kills() == 0
@@ -234,7 +211,8 @@ def test_a_side_that_cannot_be_started_is_tried_again(node: LabNode, faults: Fau
         os.kill(side, signal.SIGKILL)
         live.until(lambda: faults.hits == 2, "two tries")
         live.until(lambda: daemon.get("/readyz")[0] == 200, "another side")
-        over(node, pod, daemon, 0)
+        live.killed_hog(node, pod, 120)
+        evicted(daemon, pod)
         assert errors(daemon) >= 2
         live.until(lambda: len(live.children(daemon.pid)) == 1, "one side, and no zombie")
         live.ended(daemon)
