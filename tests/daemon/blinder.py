@@ -1,10 +1,10 @@
 """A process that makes as many events as it can, to keep the monitor from seeing anything else (a worker).
 
 It works until stdin is closed, and then prints `did N`: how many of what it makes.
-Kinds: zombie (SIGKILLs to a dead child), children (SIGKILLs to groups of 20 live ones), forks (fork and exit), execs
-(fork and exec), threads, line (takes 8 MiB and gives them back: with others, up and down past a threshold), reclaim
-(page cache at a limit of its own: limit a cgroup of its own first), cgroups (made and removed in DIR), names (of every
-kind that a terminal, a log or a parser could choke on, borne by children that are killed), spin (the CPU, no events).
+Kinds: zombie (SIGKILLs to a dead child), children (SIGKILLs to groups of 20 live ones, whose names a terminal, a log or
+a parser could choke on), forks (fork and exit), execs (fork and exec), threads, line (takes 8 MiB and gives them back:
+with others, up and down past a threshold), reclaim (page cache at a limit of its own: limit a cgroup of its own first),
+cgroups (made and removed in DIR), spin (the CPU, no events).
 """
 
 import ctypes
@@ -53,20 +53,19 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def fork(owner: int, name: bytes = b"") -> int:
-    """A child that waits for its end; with a ``name``."""
+def fork(owner: int, name: bytes) -> int:
+    """A child of this ``name`` that waits for its end."""
     pid = forked()
     if pid:
         return pid
     die_with_parent(owner)
-    if name:
-        libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
     while True:
         libc.pause()
 
 
 def zombie() -> Iterator[int]:
-    child = fork(os.getpid())
+    child = fork(os.getpid(), NAMES[0])
     kill(child)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     while True:
@@ -78,7 +77,7 @@ def zombie() -> Iterator[int]:
 def children() -> Iterator[int]:
     owner = os.getpid()
     while True:
-        group = [fork(owner) for _ in range(_GROUP)]
+        group = [fork(owner, NAMES[number % len(NAMES)]) for number in range(_GROUP)]
         for pid in group:
             os.setpgid(pid, group[0])
         assert group[0] > 1
@@ -144,18 +143,6 @@ def cgroups() -> Iterator[int]:
         yield 2
 
 
-def names() -> Iterator[int]:
-    owner = os.getpid()
-    while True:
-        for name in NAMES:
-            for _ in range(_ROUND):
-                libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
-            pid = fork(owner, name)
-            kill(pid)
-            os.waitpid(pid, 0)
-            yield _ROUND + 1
-
-
 def spin() -> Iterator[int]:
     while True:
         for _ in range(10 * _ROUND):
@@ -164,7 +151,7 @@ def spin() -> Iterator[int]:
 
 
 KINDS: dict[str, Callable[[], Iterator[int]]] = {
-    made.__name__: made for made in (zombie, children, forks, execs, threads, line, reclaim, cgroups, names, spin)
+    made.__name__: made for made in (zombie, children, forks, execs, threads, line, reclaim, cgroups, spin)
 }
 
 
