@@ -11,7 +11,7 @@ from monitor.actions.ledger import OF_PROCESSES
 from monitor.kernel import cgroupfs
 from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon
-from monitor.lab.node import MIB, LabNode, LabPod
+from monitor.lab.node import LabNode, LabPod
 from tests import live
 from tests.daemon.hot_node import hard
 
@@ -88,7 +88,3 @@ def frozen_with(node: LabNode, pod: LabPod, pid: int) -> Iterator[None]:
         finally:
             (path / "freezer.state").write_text("THAWED")
             assert janitor.remove_tree(str(root / node.cgroup.name))
-
-
-def in_use(node: LabNode) -> float:
-    return node.usage() / MIB
