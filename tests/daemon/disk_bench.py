@@ -87,19 +87,14 @@ class Bench:
 
     def look(self) -> None:
         """Have the disks looked at, to the end of the look."""
-        before = time.monotonic_ns()
-        self.watch.pods_changed()
-        watch = self.watch
+        began_ns = time.monotonic_ns()
 
-        def twice() -> bool:
+        def is_over() -> bool:
             # A look that began after this one's call is over once another one has stamped its observations.
-            stamps = [seen.stamp_ns for seen in watch.observations.values()]
-            if stamps and min(stamps) > before:
-                return True
-            watch.pods_changed()
-            return False
+            self.watch.pods_changed()
+            return min((seen.stamp_ns for seen in self.watch.observations.values()), default=0) > began_ns
 
-        live.until(twice, "a look at the disks")
+        live.until(is_over, "a look at the disks")
 
 
 @pytest.fixture

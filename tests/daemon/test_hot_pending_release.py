@@ -4,13 +4,12 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from monitor.lab.node import MIB, LabNode
 from tests import live
-from tests.daemon.hot_node import decided, evicted, hard, passes
+from tests.daemon.hot_node import decided, evicted, hard, passes, up_to
 
 pytestmark = pytest.mark.kernel
 
@@ -41,9 +40,9 @@ def test_page_tables_of_the_dead_are_waited_for(node: LabNode, hooks: str) -> No
     """They are freed after a grace period of RCU: the last process was gone 24 ms after its SIGKILL and had given back
     nothing, and the next pod was evicted 0.5 ms later, for memory that was all back 50 ms after that."""
     tables, innocent = node.add_pod("tables"), node.add_pod("innocent")
-    with live.daemon(node, "--enforce", "--hooks", hooks, *hard(64)) as daemon, ExitStack() as stack:
+    hooked, hog = live.daemon(node, "--enforce", "--hooks", hooks, *hard(64)), live.Puppet(tables.containers["c0"])
+    with hooked as daemon, hog:
         calm = node.fill(innocent, 40)
-        hog = stack.enter_context(live.Puppet(tables.containers["c0"]))
         hog.tell(f"exec({TABLES.format(mib=200)!r})")
         _, end = evicted(daemon, tables)
         assert hog.wait() < 0
@@ -53,20 +52,10 @@ def test_page_tables_of_the_dead_are_waited_for(node: LabNode, hooks: str) -> No
         assert end["freed"] > 100 * MIB, "what came back in the end"
 
 
-def release() -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", os.uname().release)[:2]))
-
-
-def near(node: LabNode, line: int) -> None:
-    """Have a pod take so much that 2 to 3 MiB are left above ``line`` MiB."""
-    mib = (node.memory_bytes - node.usage()) // MIB - line - 2
-    node.fill(node.add_pod("filler", "Guaranteed", request=128 * MIB), mib)
-
-
 @pytest.mark.parametrize("trigger", ["user", pytest.param("kernel", marks=pytest.mark.once)])
 @pytest.mark.parametrize("end", [pytest.param(end, marks=pytest.mark.once) for end in ("killed", "left")])
 def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: LabNode, end: str, trigger: str) -> None:
-    if end == "left" and release() < (6, 17):
+    if end == "left" and tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 17):
         pytest.skip("before Linux 6.17 the end of a process is traced when its memory was freed already")
     tables, innocent, late = node.add_pod("tables", "Guaranteed", request=200 * MIB), node.add_pod("innocent"), None
     with (
@@ -76,7 +65,8 @@ def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: La
         calm = node.fill(innocent, 24)
         hog.do(f"exec({TABLES.format(mib=120)!r})")
         late = node.start_hog(innocent, mib=6, rate=200)
-        near(node, 50)
+        filler = node.add_pod("filler", "Guaranteed", request=128 * MIB)
+        node.fill(filler, up_to(node, 256 - 50 - 3))  # so much is left above the line
         hog.process.send_signal(signal.SIGKILL if end == "killed" else signal.SIGTERM)
         hog.wait()
         late.go()
@@ -113,9 +103,8 @@ def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: Lab
 def test_what_stays_is_asked_for_before_the_next_pod_goes(node: LabNode) -> None:
     """Dentries of names that do not exist outlive the process that looked for them, until another needs memory."""
     slab, innocent = node.add_pod("slab"), node.add_pod("innocent")
-    with live.daemon(node, "--enforce", *hard(64)) as daemon, ExitStack() as stack:
+    with live.daemon(node, "--enforce", *hard(64)) as daemon, live.Puppet(slab.containers["c0"]) as hog:
         calm = node.fill(innocent, 40)
-        hog = stack.enter_context(live.Puppet(slab.containers["c0"]))
         hog.tell(f"exec({DENTRIES.format(mib=300)!r})")
         assert hog.wait() == -signal.SIGKILL
         _, end = evicted(daemon, slab)

@@ -13,8 +13,6 @@ from tests import live
 from tests.daemon.hot_node import IN_KERNEL, armed_for, evicted, hard, hot_node
 
 pytestmark = pytest.mark.kernel
-#: MiB that cross a threshold of 64 in 128, and leave the OOM killer nothing to do however late the eviction is.
-CROSSES = 96
 
 node = live.fixture(hot_node)
 
