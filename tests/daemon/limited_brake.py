@@ -9,6 +9,7 @@ from monitor.actions.ledger import HOT, BrakeLedger
 from monitor.hold.pod_brake import COMPANIONS, LIMIT_FILES, Braked, put_limit
 from monitor.kernel import cgroupfs
 from tests.replay.stand_ins import StandInBrake
+from tests.replay.world import World
 
 UNLIMITED = 0x7FFFFFFFFFFFF000
 LIMIT, COMPANION = LIMIT_FILES[1], COMPANIONS[1]
@@ -71,3 +72,9 @@ class LimitedBrake(StandInBrake):
     def thaw(self) -> None:
         super().thaw()
         self.is_running = True
+
+
+def limited_brake(world: World, uid: str, cgroup: Path, *_: object) -> LimitedBrake:
+    """In the place of `World.brake`."""
+    made = world.brakes[uid] = LimitedBrake(world.table, uid, cgroup)
+    return made

@@ -2,16 +2,16 @@
 of limits on files that are strings. (Real ones: tests/daemon/test_pod_contract.py.)
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from monitor.hold.brakes import KILL
 from monitor.link.messages import KubeletEviction, PodHeld
-from tests.daemon.hold_world import ABOVE, DB, HOG, hold_world, look_later, reported
+from tests.daemon.hold_world import ABOVE, DB, HOG, look_later, reported
 from tests.daemon.limited_brake import LimitedBrake, ledger
 from tests.daemon.test_hold_thaws import follow, thaws
+from tests.daemon.test_hold_thaws import world as world
 from tests.replay.world import CAPACITY, MIB, PODS, SECOND, World
 
 GIB = 1 << 30
@@ -19,19 +19,13 @@ GIB = 1 << 30
 SECOND_LINE = 24.75 * MIB
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    def brake(self: World, uid: str, cgroup: Path, *_: object) -> LimitedBrake:
-        made = self.brakes[uid] = LimitedBrake(self.table, uid, cgroup)
-        return made
-
-    monkeypatch.setattr(World, "brake", brake)
-    with hold_world(tmp_path) as made:
-        made.hierarchy.version = 1
-        yield made
+def opened(world: World, uid: str) -> LimitedBrake:
+    """Its brake, before it is held."""
+    world.holds._brakes.of(world.registry.by_uid[uid])
+    return world.brakes[uid]
 
 
-def held(world: World, pods: int = 2, prepare: Callable[[], None] = lambda: None) -> list[str]:
+def held(world: World, pods: int = 2) -> list[str]:
     """So many pods grew to the kubelet's line; an idle one comes before them in the order of eviction."""
     world.put(4, -10, 0, "BestEffort", False, 50)
     world.run(300, False)
@@ -42,7 +36,6 @@ def held(world: World, pods: int = 2, prepare: Callable[[], None] = lambda: None
     world.wait(SECOND // 10)
     for number, (priority, request, has) in enumerate([(0, 0, 200), (1000, 300, 301), *[(0, 0, 150)] * (pods - 2)]):
         world.put(number, priority, request, "Burstable" if request else "BestEffort", False, has)
-    prepare()
     world.run(99, True)
     assert world.sent == []
     return list(PODS[:pods])
@@ -122,7 +115,7 @@ def test_near_the_second_line_no_pod_runs_that_could_come_to_it(world: World, le
 
 
 def test_but_for_one_that_somebody_evicts(world: World) -> None:
-    held(world, 2)
+    held(world)
     world.working_set = CAPACITY - 25 * MIB
     look_later(world)
     world.tell(KubeletEviction(HOG, for_memory=True))
@@ -138,9 +131,8 @@ def test_its_page_cache_becomes_memory_at_the_cap(world: World, cache: int, gib_
     """Counted by usage alone a pod took all of that beyond its share, and an innocent pod was killed. It has to run all
     the same: the SIGKILL may be a kubelet's, which reports the eviction when that has worked.
     """
-
-    world.holds._brakes.of(world.registry.by_uid[HOG])
-    held(world, 2, lambda: setattr(world.brakes[HOG], "cache", cache * MIB))
+    opened(world, HOG).cache = cache * MIB
+    held(world)
     killed_and_take(world, (HOG,), 1, gib_per_s)
     assert thaws(world.brakes[HOG]) > 3
 
@@ -152,8 +144,7 @@ def test_without_a_cap_nobody_runs_who_could_come_to_the_second_line(
 ) -> None:
     """The brake is `freeze` alone: what they take until the next look is bounded by their speed."""
     for uid in (HOG, DB):
-        world.holds._brakes.of(world.registry.by_uid[uid])
-        world.brakes[uid].ledger.files.clear()
+        opened(world, uid).ledger.files.clear()
     uids = held(world)
     world.working_set = CAPACITY - left_before * MIB
     look_later(world)
@@ -167,8 +158,8 @@ def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(world: World)
     """All of that was counted as taken: a kubelet's SIGKILL to the other pod never worked, and a third one was killed
     as unanswered.
     """
-    world.holds._brakes.of(world.registry.by_uid[HOG])
-    held(world, 2, lambda: setattr(world.brakes[HOG], "cache", 60 * MIB))
+    opened(world, HOG).cache = 60 * MIB
+    held(world)
     world.tell(KubeletEviction(HOG, for_memory=False))
     world.brakes[DB].cache = 60 * MIB
     are_killed(world, (DB,))
@@ -180,8 +171,7 @@ def test_the_cache_of_a_pod_in_its_grace_keeps_nobody_from_his_end(world: World)
 def test_limits_of_their_own_are_caps(world: World, above: int) -> None:
     """Such a pod ran three times, and then for 5 ms in a second."""
     for uid in (HOG, DB):
-        world.holds._brakes.of(world.registry.by_uid[uid])
-        world.brakes[uid].ledger = ledger((200 if uid == HOG else 301) * MIB + above * MIB)
+        opened(world, uid).ledger = ledger((200 if uid == HOG else 301) * MIB + above * MIB)
     uids = held(world)
     killed_and_take(world, uids, 2, 3)
     assert all(thaws(world.brakes[uid]) > 15 for uid in uids)

@@ -26,6 +26,13 @@ def figures(usages: dict[str, int], gauge: Any = None, registry: Any = None, *, 
     return HoldFigures(gauge, registry, RULES, nothing, brakes, nothing)
 
 
+def rate(held: HoldFigures, left: int, now_ns: int = 0, cap: int = 0) -> int:
+    """Bytes a second by which the domain's ``left`` MiB have fallen since the call before; ``cap``: of the pod, MiB."""
+    domain = Domain(left * MIB, 8 * MIB, 8 * MIB)
+    seen = held.with_rates({"memory.available": domain}, now_ns, {"a": cap * MIB} if cap else {}, HELD)
+    return seen["memory.available"].rate
+
+
 @pytest.mark.parametrize(
     ("cap", "grew", "fell", "cap_now", "counted"),
     [
@@ -42,13 +49,11 @@ def test_growth_up_to_a_cap_is_none_unless_it_reaches_the_second_line(
     """MiB. A pod that has 100 with a cap, of a domain in which 8 are left, which then fall."""
     usages = {"a": 100 * MIB}
     held = figures(usages)
-    before, now = ({"a": mib * MIB} if mib else {} for mib in (cap, cap_now))
-    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, before, HELD)
+    assert rate(held, 8, cap=cap) == 0
     usages["a"] += grew * MIB
-    if now != before:
+    if cap_now != cap:
         held.braked()
-    seen = held.with_rates({"memory.available": Domain((8 - fell) * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, now, HELD)
-    assert seen["memory.available"].rate == counted * MIB * 1_000_000_000 // LEAST_NS
+    assert rate(held, 8 - fell, LEAST_NS, cap_now) == counted * MIB * 1_000_000_000 // LEAST_NS
 
 
 def test_who_is_known_only_since_the_crossing_did_not_grow_by_what_it_had() -> None:
@@ -70,11 +75,9 @@ def test_what_a_pod_took_as_the_domains_were_read_is_no_growth() -> None:
     usages, counted, now = {"a": 100 * MIB}, {"a": 100 * MIB}, {"a": 100 * MIB}
     gauge = SimpleNamespace(reread=lambda: counted.update(now), table=SimpleNamespace(working_set=counted.get))
     held = figures(usages, gauge, ONE_POD, runs=True)
-    caps = {"a": 107 * MIB}
-    held.with_rates({"memory.available": Domain(8 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
+    rate(held, 8, cap=107)
     counted["a"], now["a"] = 102 * MIB, 103 * MIB
-    seen = held.with_rates({"memory.available": Domain(5 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
-    assert seen["memory.available"].rate == 0
+    assert rate(held, 5, LEAST_NS, cap=107) == 0
 
 
 def test_page_cache_that_becomes_memory_below_a_cap_is_no_growth() -> None:
@@ -82,8 +85,6 @@ def test_page_cache_that_becomes_memory_below_a_cap_is_no_growth() -> None:
     sets = {"a": 50 * MIB}
     gauge = SimpleNamespace(reread=lambda: None, table=SimpleNamespace(working_set=sets.get))
     held = figures({"a": 100 * MIB}, gauge, ONE_POD, runs=True)
-    caps = {"a": 104 * MIB}
-    held.with_rates({"memory.available": Domain(18 * MIB, 8 * MIB, 8 * MIB)}, 0, caps, HELD)
+    rate(held, 18, cap=104)
     sets["a"] += 3 * MIB
-    seen = held.with_rates({"memory.available": Domain(15 * MIB, 8 * MIB, 8 * MIB)}, LEAST_NS, caps, HELD)
-    assert seen["memory.available"].rate == 0
+    assert rate(held, 15, LEAST_NS, cap=104) == 0

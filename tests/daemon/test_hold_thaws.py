@@ -14,13 +14,14 @@ from monitor.hold.brakes import KILL, REPORTS
 from monitor.hold.pod_brake import Braked
 from monitor.link.messages import KubeletEviction, PodHeld, PodSeen
 from tests.daemon.hold_world import BESIDE_KUBELET, DB, HOG, both_grow, grown, hold_world, look_later, reported
+from tests.daemon.limited_brake import limited_brake
 from tests.replay.stand_ins import StandInBrake
 from tests.replay.world import CAPACITY, MIB, SECOND, World
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[World]:
-    monkeypatch.setattr(StandInBrake, "kind", "limit+freeze")
+    monkeypatch.setattr(World, "brake", limited_brake)
     with hold_world(tmp_path, getattr(request, "param", BESIDE_KUBELET)) as made:
         made.hierarchy.version = 1
         yield made
