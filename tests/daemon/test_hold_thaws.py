@@ -48,22 +48,6 @@ def follow(world: World, ns: int, each: Callable[[int], None] = lambda _: None) 
 
 
 @pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
-def test_a_pod_that_was_thawed_for_a_sigkill_is_stopped_again(world: World) -> None:
-    """It was for one process of many: a probe whose time was over."""
-    grown(world, 301, 99)
-    brake = world.brakes[HOG]
-    brake.waits = KILL
-    look_later(world)
-    assert brake.log[-1][0] == "thaw"
-    brake.waits = ""
-    look_later(world, SECOND // 100)
-    assert brake.log[-1][0] == "apply"
-    assert len(brake.log) == 3
-    look_later(world)
-    assert len(brake.log) == 3
-
-
-@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
 @pytest.mark.parametrize(("cache", "available", "cap"), [(0, 50, 350.5), (0, 40, 302), (10, 40, 302), (15, 40, 350.5)])
 def test_a_sigkill_needs_no_more_than_what_a_lower_cap_leaves(
     world: World, cache: int, available: int, cap: float
