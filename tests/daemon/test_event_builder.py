@@ -1,7 +1,7 @@
 """From messages to episodes: what is no business of this node, what was over when read, what comes late."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,13 +30,14 @@ from monitor.race.events import (
     Seen,
 )
 from monitor.race.verdict import verdict
+from monitor.settings.config import RunConfig
 from monitor.side import event_builder as module
 from monitor.side.event_builder import EventBuilder
 from monitor.side.holds import FOR_MEMORY
-from monitor.side.node_state import Counts
 from tests.daemon import harness
 from tests.log_lines import LogLines
 from tests.race.builders import pod as candidate
+from tests.side.parts import Parts
 from tests.side.test_holds import ENDED, HELD
 
 S = 1_000_000_000
@@ -53,37 +54,21 @@ def node(tmp_path: Path) -> Path:
 
 
 class Heard:
-    """An event builder of ``node`` and what it made."""
+    """An event builder of ``node`` and what it made. ``known``: of the helper's `NodeState`."""
 
     def __init__(
-        self,
-        node: Path,
-        is_machine: bool = False,
-        pods: Mapping[str, FoundPod] | None = None,
-        kubepods: Path | None = None,
-        now: Callable[[], int] = time.monotonic_ns,
+        self, node: Path, is_machine: bool = False, now: Callable[[], int] = time.monotonic_ns, **known: Any
     ) -> None:
         self.events: list[Event] = []
         self.episodes: list[tuple[Episode, bool]] = []
         self.passed_on: list[tuple[str, str]] = []  # evictions, to the hot process
-        view: Any = SimpleNamespace(
-            hierarchy=Hierarchy(1, node.parent),
-            node_path=node.parent if is_machine else node,
-            config=SimpleNamespace(node_cgroup=None if is_machine else str(node)),
-            kubepods=kubepods,
-            pods=pods or {},
-            thresholds=(),
-            hot_pid=0,
-            side_pid=0,
-            is_at_cap=lambda *_: False,
-        )
-        stats = SimpleNamespace(get=lambda _: 0)
-        figures: Any = SimpleNamespace(stats=stats, table=None, counted=dict, counts=Counts())
-        holds: Any = SimpleNamespace(evicted=lambda *what: self.passed_on.append(what))
         self.log = LogLines()
+        config = RunConfig(node_cgroup=None if is_machine else str(node))
+        parts = Parts(config, Hierarchy(1, node.parent), 0, log=self.log, **known)
+        parts.holds.evicted = lambda *what: self.passed_on.append(what)
         recorder: Any = SimpleNamespace(event=self.events.append, state_wanted=False)
-        about = holds, self.log, lambda e, final: self.episodes.append((e, final)), recorder
-        self.event_builder = EventBuilder(view, figures, *about, now=now)
+        about = parts.holds, self.log, lambda e, final: self.episodes.append((e, final)), recorder
+        self.event_builder = EventBuilder(parts.node, parts.figures, *about, now=now)
 
     def of(self, kind: type[Event]) -> list[Any]:
         return [e for e in self.events if isinstance(e, kind)]
