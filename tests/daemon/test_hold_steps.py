@@ -32,16 +32,23 @@ def test_the_pod_is_held_above_the_kubelets_line_and_let_across_when_its_figures
     assert world.sent == [], "the kubelet has its turn"
 
 
-def test_a_pod_that_cannot_be_held_any_more_is_decided_about_as_any_other(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("why", ["no brake", "another cgroup"])
+def test_a_hold_that_stops_no_process_is_over_and_the_policy_decides(
+    world: World, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    """vm.panic_on_oom was set, for example: its brake puts everything back, and nothing in force again."""
+    """vm.panic_on_oom was set, for example: the brake puts everything back, and nothing in force again. Or the pod's
+    cgroup was made anew: the brake is of the old one.
+    """
     grown(world, 301, 99)
+    assert [one.pod for one in reported(world, PodHeld)] == [HOG]
     brake = world.brakes[HOG]
-    brake.release()
-    monkeypatch.setattr(brake, "_brake", lambda how, cap: None)
+    if why == "no brake":
+        brake.release()
+        monkeypatch.setattr(brake, "_brake", lambda how, cap: None)
+    else:
+        monkeypatch.setattr(brake, "usage", lambda: None)
     look_later(world)
-    assert [one.pod for one in reported(world, PodReleased)] == [HOG]
+    assert [(one.pod, one.why) for one in reported(world, PodReleased)] == [(HOG, "gone")]
     look_later(world)
     assert [message.pod for message in world.sent] == [HOG]
 
@@ -60,15 +67,20 @@ def test_a_kubelet_that_evicts_another_pod(world: World, available: int, decided
     assert [(one.pod, one.why, one.instead) for one in reported(world, PodReleased)] == [(HOG, "other_pod", DB)]
 
 
-def test_a_kubelet_that_evicts_who_comes_before_the_held_pod_is_waited_for(world: World) -> None:
-    """A pod of lower priority goes first, and the one that grows at the next of its loops. It reports that after its
-    pod is gone, and perhaps when another hold has begun.
+@pytest.mark.parametrize("held_s", [0, 64])
+def test_a_kubelet_that_evicts_who_comes_before_the_held_pod_is_waited_for(world: World, held_s: int) -> None:
+    """A pod of lower priority goes first, and the one that grows at the next of its loops, however long the pod is held
+    already. It reports that after its pod is gone, and perhaps when another hold has begun.
     """
     world.put(0, -10, 0, "BestEffort", False, 100)
     world.wait(SECOND // 10)
-    world.put(1, 0, 0, "BestEffort", False, 401)
-    world.run(99, True)
+    world.put(1, 0, 0, "BestEffort", False, 386)
+    world.run(ABOVE, True)
     assert [(one.pod, one.reason) for one in reported(world, PodHeld)] == [(DB, "grows")]
+    for _ in range(held_s):
+        look_later(world)
+    world.put(1, 0, 0, "BestEffort", False, 405)
+    world.run(95, True)
     world.drop(0)
     world.wait(9 * SECOND)
     world.tell(KubeletEviction(HOG, for_memory=True))
@@ -143,16 +155,6 @@ def test_a_brake_that_fails_again_and_again_is_logged_once(world: World, monkeyp
     assert world.logged.count("a pod could not be held") == 1
 
 
-@pytest.mark.parametrize("world", [{"hold": True}], indirect=True)
-def test_a_hold_of_a_cgroup_that_was_made_anew_is_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The brake is of the old pod, and stops no process: it may not keep the policy from deciding."""
-    grown(world, 301, 99)
-    assert [one.pod for one in reported(world, PodHeld)] == [HOG]
-    monkeypatch.setattr(StandInBrake, "usage", lambda _: None)
-    look_later(world)
-    assert [(one.pod, one.why) for one in reported(world, PodReleased)] == [(HOG, "gone")]
-
-
 @pytest.mark.parametrize("world", [{"hard_grace_ns": 5 * SECOND}], indirect=True)
 def test_a_pod_in_its_grace_that_is_taken_over_may_go_on_with_it(world: World) -> None:
     world.run(99, False)
@@ -186,26 +188,6 @@ def test_the_eviction_of_a_held_pod_is_an_answer_for_the_other_one(world: World,
     look_later(world, 19 * SECOND)
     assert world.sent == [], "its next loop comes"
     assert [one.pod for one in reported(world, PodReleased)] == [DB]
-
-
-def test_a_kubelet_that_works_through_those_before_is_waited_for_however_long(world: World) -> None:
-    """The hold began more than 60 s before the report."""
-    world.put(0, -10, 0, "BestEffort", False, 100)
-    world.wait(SECOND // 10)
-    world.put(1, 0, 0, "BestEffort", False, 386)
-    world.run(ABOVE, True)
-    assert [one.pod for one in reported(world, PodHeld)] == [DB]
-    for _ in range(64):
-        world.wait(SECOND)
-        world.look()
-    world.put(1, 0, 0, "BestEffort", False, 405)
-    world.run(95, True)
-    world.wait(4 * SECOND)
-    world.drop(0)
-    world.run(95, False)
-    world.tell(KubeletEviction(HOG, for_memory=True))
-    look_later(world)
-    assert (world.sent, reported(world, PodReleased)) == ([], [])
 
 
 def test_who_joins_a_pod_on_its_way_across_is_stopped(world: World) -> None:
