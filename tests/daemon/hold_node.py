@@ -3,13 +3,9 @@ whose memory has a pattern.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from monitor.actions.ledger import OF_PROCESSES
 from monitor.kernel import cgroupfs
-from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode, LabPod
 from tests import live
@@ -70,21 +66,3 @@ def released(*pods: LabPod) -> None:
 
 def daemon(node: LabNode, mib: int, *options: str, mode: tuple[str, ...] = HOLD) -> LabDaemon:
     return live.daemon(node, *mode, *hard(mib), *options)
-
-
-@contextmanager
-def frozen_with(node: LabNode, pod: LabPod, pid: int) -> Iterator[None]:
-    """The pod's cgroup in the hierarchy of v1's freezer too, as runtimes make it, with this process in it."""
-    if V2:
-        yield
-        return
-    with live.freezer_root() as root:
-        assert root is not None, "cgroup v1's freezer is not mounted, and cannot be"
-        path: Path = root / pod.cgroup.relative_to(HIERARCHY.root)
-        path.mkdir(parents=True)
-        (path / "cgroup.procs").write_text(str(pid))
-        try:
-            yield
-        finally:
-            (path / "freezer.state").write_text("THAWED")
-            assert janitor.remove_tree(str(root / node.cgroup.name))

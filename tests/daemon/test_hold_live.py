@@ -11,7 +11,7 @@ import pytest
 from monitor.lab.node import MIB, LabNode
 from monitor.side.incidents import IncidentReader
 from tests import live
-from tests.daemon.hold_node import V2, daemon, frozen_with, holding, is_held, pattern, released
+from tests.daemon.hold_node import V2, daemon, holding, is_held, pattern, released
 from tests.daemon.hot_node import decided, evicted, hot_node, passes, up_to
 
 pytestmark = [pytest.mark.kernel, pytest.mark.previous]  # some minutes in an emulated guest
@@ -56,23 +56,27 @@ def test_who_grows_is_held_nobody_dies_and_all_go_on_undamaged(node: LabNode, ho
         assert decided(running) == []
 
 
-def test_at_the_second_line_it_is_killed_as_in_mode_enforce(node: LabNode) -> None:
+@pytest.mark.skipif(V2, reason="a pod of cgroup v2 has a cap too")
+def test_at_the_second_line_it_is_killed_as_in_mode_enforce() -> None:
     """Frozen, but inside one system call that charges all headroom: 16 of 16 of them lost without a kill threshold.
     It has no cap, because a cgroup in it has no OOM killer.
     """
-    if V2:
-        pytest.skip("a pod of cgroup v2 has a cap too")
-    pod, calm = node.add_pod("hog"), node.add_pod("calm", "Guaranteed", request=32 * MIB)
-    bystander = node.fill(calm, 20)
-    (pod.containers["c0"] / "memory.oom_control").write_text("1")
-    with live.Puppet(pod.containers["c0"]) as hog, frozen_with(node, pod, hog.pid), daemon(node, 48) as running:
-        hog.tell(POPULATE)
-        decision, _ = evicted(running, pod)
-        assert hog.wait() == -signal.SIGKILL
-        assert decision["available"] < 48 * MIB / 2, "not at the crossing"
-        assert bystander.process.poll() is None
-        assert live.metric(running, "holds_total") >= 1
-        released(pod)
+    with live.freezer_root() as root, LabNode("test-hold", 128 * MIB, with_freezer=True) as node:
+        assert root is not None, "cgroup v1's freezer is not mounted, and cannot be"
+        pod, calm = node.add_pod("hog"), node.add_pod("calm", "Guaranteed", request=32 * MIB)
+        container = pod.containers["c0"]
+        bystander = node.fill(calm, 20)
+        (container / "memory.oom_control").write_text("1")
+        with live.Puppet(container) as hog, daemon(node, 48) as running:
+            (node.in_freezer(container) / "cgroup.procs").write_text(str(hog.pid))
+            hog.tell(POPULATE)
+            decision, _ = evicted(running, pod)
+            assert hog.wait() == -signal.SIGKILL
+            assert decision["available"] < 48 * MIB / 2, "not at the crossing"
+            assert bystander.process.poll() is None
+            assert live.metric(running, "holds_total") >= 1
+            released(pod)
+        assert node.oom_kills() == 0
 
 
 # Emulated, a process that obeys takes seconds to end.
@@ -93,8 +97,7 @@ def test_a_hard_threshold_with_a_grace(node: LabNode, obeys: bool, grace_s: int)
         released(pod)
         logged = live.message(running, "incident", final=True)
         live.ended(running)
-    incidents = IncidentReader(running.state_dir / "incidents").all()
-    found = next(one for one in incidents if one["id"] == logged["id"])  # tests share a state dir
+    found = IncidentReader(running.state_dir / "incidents").get(logged["id"])
     (gone,) = (step for step in found["steps"] if step["what"] == "gone")
     assert gone["freed"] == end["freed"] > 0
 
@@ -152,8 +155,7 @@ def test_a_hold_is_logged_counted_shown_and_judged(node: LabNode) -> None:
             assert live.metric(running, 'holds_ended_total{why="clear"}') == 1
             logged = live.message(running, "incident", final=True)
             live.ended(running)
-        incidents = IncidentReader(running.state_dir / "incidents").all()
-        found = next(one for one in incidents if one["id"] == logged["id"])  # tests share a state dir
+        found = IncidentReader(running.state_dir / "incidents").get(logged["id"])
         (held,) = found["holds"]
         assert (found["verdict"], "held" in found["flags"]) == ("relieved", True)
         assert (held["pod"], held["why"], held["by_kubelet"]) == ("lab/hog", "clear", False)
