@@ -14,17 +14,17 @@ IN_KERNEL = ("--enforce", "--trigger", "kernel")
 
 
 @contextmanager
-def losing_node() -> Iterator[LabNode]:
+def losing_node(mib: int = 128) -> Iterator[LabNode]:
     """A node in which the OOM killer may win."""
-    with LabNode("test-hot", 128 * MIB) as made:
+    with LabNode("test-hot", mib * MIB) as made:
         yield made
     assert not made.cgroup.exists()
 
 
 @contextmanager
-def hot_node() -> Iterator[LabNode]:
+def hot_node(mib: int = 128) -> Iterator[LabNode]:
     """A node in which it must not."""
-    with losing_node() as losing:
+    with losing_node(mib) as losing:
         yield losing
         assert losing.oom_kills() == 0, "the OOM killer was first"
 

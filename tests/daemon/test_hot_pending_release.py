@@ -3,13 +3,12 @@
 import os
 import re
 import signal
-from collections.abc import Iterator
 
 import pytest
 
 from monitor.lab.node import MIB, LabNode
 from tests import live
-from tests.daemon.hot_node import decided, evicted, hard, passes, up_to
+from tests.daemon.hot_node import decided, evicted, hard, hot_node, passes, up_to
 
 pytestmark = pytest.mark.kernel
 
@@ -26,13 +25,7 @@ for number in range({mib} * 2340):
     os.path.exists(f"/var/tmp/{{os.getpid():0120}}{{number:0120}}")
 """
 
-losing = live.fixture(LabNode, "test-patience", 256 * MIB)
-
-
-@pytest.fixture
-def node(losing: LabNode) -> Iterator[LabNode]:
-    yield losing
-    assert losing.oom_kills() == 0, "the OOM killer was first"
+node = live.fixture(hot_node, 256)
 
 
 @pytest.mark.parametrize("hooks", ["auto", pytest.param("poll", marks=pytest.mark.once)])
