@@ -98,8 +98,8 @@ class Bench:
 
 
 @pytest.fixture
-def bench(mounts: Mounts) -> Iterator[Bench]:
-    found = Bench(mounts)
+def bench(mounts: Mounts, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    found = Bench(mounts, image=getattr(request, "param", False))
     yield found
     if found.watch is not None:
         found.watch.close()

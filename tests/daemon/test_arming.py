@@ -28,6 +28,7 @@ def opened() -> Iterator[Arming]:
 def arming(opened: Arming) -> Iterator[Arming]:
     yield opened
     opened.detach()
+    opened.rereads = False
 
 
 def test_the_programs_run_only_while_armed(arming: Arming) -> None:
@@ -66,25 +67,16 @@ def test_the_next_look_comes_before_the_headroom_can_be_gone(opened: Arming, bey
     assert MIN_LOOK_NS <= wait <= MAX_LOOK_NS
     # What the machine can fault in until then, and in the reserve kept for a late timer, still fits.
     assert RATE * (wait + RESERVE_NS) // SECOND <= headroom
+    assert wait == MAX_LOOK_NS or RATE * (wait + RESERVE_NS + 1) // SECOND >= headroom, "it looks as rarely as it may"
     assert opened.wait_ns == wait
 
 
-def test_it_looks_as_rarely_as_it_may(arming: Arming) -> None:
-    arming.decide(1 << 50, 5)
-    assert arming.next_look_ns == 5 + MAX_LOOK_NS
-    arming.decide(RATE, 5)
-    assert arming.next_look_ns == 5 + SECOND - RESERVE_NS
-
-
 def test_what_is_never_charged_is_looked_after_while_armed(arming: Arming) -> None:
-    try:
-        for arming.rereads in (True, False):
-            arming.decide(1 << 50, 5)
-            assert arming.looks
-            assert arming.next_look_ns == 5 + MAX_LOOK_NS
-            arming.decide(0, 7, 3_000_000)
-            assert arming.looks == arming.rereads
-            if arming.rereads:
-                assert arming.next_look_ns == 7 + 3_000_000
-    finally:
-        arming.rereads = False
+    for arming.rereads in (True, False):
+        arming.decide(1 << 50, 5)
+        assert arming.looks
+        assert arming.next_look_ns == 5 + MAX_LOOK_NS
+        arming.decide(0, 7, 3_000_000)
+        assert arming.looks == arming.rereads
+        if arming.rereads:
+            assert arming.next_look_ns == 7 + 3_000_000

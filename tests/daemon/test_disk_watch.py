@@ -19,7 +19,6 @@ from monitor.side.disk_watch import MOST
 from tests import live
 from tests.daemon.disk_bench import MI, SIZE, Bench
 from tests.daemon.disk_bench import bench as bench
-from tests.filesystems import Mounts
 from tests.policy.builders import container, pod
 
 
@@ -107,20 +106,16 @@ def layered(bench: Bench, name: str, layer: int, logs: int) -> None:
     bench.pods[one.uid] = replace(bench.pods[one.uid], containers={"c": path.parent})
 
 
-def test_two_disks(mounts: Mounts, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bench", [True], indirect=True)
+def test_two_disks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "upper_directory", lambda cgroup: cgroup)
-    bench = Bench(mounts, image=True)
     assert bench.disks.layout_image_fs
     layered(bench, "a", 3 * MI, MI // 2)
     layered(bench, "b", MI, MI)
-    try:
-        bench.open({"nodefs.available": "100Mi", "imagefs.available": "100Mi"})
-        orders = bench.until(lambda m: m.orders).orders
-    finally:
-        bench.watch.close()
+    bench.open({"nodefs.available": "100Mi", "imagefs.available": "100Mi"})
+    orders = bench.until(lambda m: m.orders).orders
     assert orders["nodefs.available"] == ["uid-b", "uid-a"]
-    assert orders["imagefs.available"] == ["uid-a", "uid-b"]
-    assert orders["containerfs.available"] == ["uid-a", "uid-b"]
+    assert orders["imagefs.available"] == orders["containerfs.available"] == ["uid-a", "uid-b"]
 
 
 def test_another_era_ranks_in_its_own_way(bench: Bench) -> None:
