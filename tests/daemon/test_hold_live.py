@@ -22,7 +22,6 @@ node = live.fixture(hot_node)
 LINE = 32 if live.emulated() else 8
 #: MiB in use that cross a threshold of 32 and do not fill the node: a test with them is no race.
 SHORT = 118
-POPULATE = "mmap.mmap(-1, 256 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x8000)"
 
 
 @pytest.mark.parametrize(("hogs", "line"), [(1, LINE), (4, 32)])
@@ -64,12 +63,10 @@ def test_at_the_second_line_it_is_killed_as_in_mode_enforce() -> None:
     with live.freezer_root() as root, LabNode("test-hold", 128 * MIB, with_freezer=True) as node:
         assert root is not None, "cgroup v1's freezer is not mounted, and cannot be"
         pod, calm = node.add_pod("hog"), node.add_pod("calm", "Guaranteed", request=32 * MIB)
-        container = pod.containers["c0"]
-        bystander = node.fill(calm, 20)
-        (container / "memory.oom_control").write_text("1")
-        with live.Puppet(container) as hog, daemon(node, 48) as running:
-            (node.in_freezer(container) / "cgroup.procs").write_text(str(hog.pid))
-            hog.tell(POPULATE)
+        bystander, hog = node.fill(calm, 20), node.start_hog(pod, mib=256, kind="populate")
+        (pod.containers["c0"] / "memory.oom_control").write_text("1")
+        with daemon(node, 48) as running:
+            hog.go()
             decision, _ = evicted(running, pod)
             assert hog.wait() == -signal.SIGKILL
             assert decision["available"] < 48 * MIB / 2, "not at the crossing"
