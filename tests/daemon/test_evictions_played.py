@@ -194,23 +194,3 @@ def test_with_the_answers_of_the_kubelet_none_are(tmp_path: Path) -> None:
         node.begin()
         node.play(Taking(OUTSIDE, 92, 100))
         assert (len(node.decided), node.reasons()) == (4, [])
-
-
-def test_a_pod_that_recovers_in_the_grace_is_left_alone(tmp_path: Path) -> None:
-    """The grace begins anew with the next crossing."""
-    soft = {"eviction_soft": {"memory.available": "80Mi"}, "eviction_soft_grace_period": {"memory.available": "1s"}}
-    with simulated(tmp_path, 128, 1, **soft) as node:
-        node.pod("breather")
-        node.begin()
-        for _ in range(2):
-            node.play(Taking("breather", 64, 400))
-            node.stand(0.8)
-            node.play(Taking("breather", -64, 400))
-            node.stand(0.4)
-        assert node.decided == []
-        node.play(Taking("breather", 64, 400))
-        began_ns = node.now_ns
-        node.stand(1.5)
-        [decision] = node.decided
-        assert (decision.pod, decision.kind) == ("breather", "soft")
-        assert decision.decided_ns >= began_ns + 0.9 * SECOND
