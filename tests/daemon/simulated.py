@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from monitor.link.messages import PodReleased, PodSeen, Suspended
 from monitor.settings.config import RunConfig
-from tests.daemon.limited_brake import LimitedBrake
+from tests.daemon.limited_brake import LimitedBrake, limited_brake
 from tests.replay.world import CAPACITY, MIB, SECOND, World, clocked
 
 MS = 1_000_000
@@ -90,8 +90,7 @@ class Node:
         return self.world.now_ns
 
     def brake(self, uid: str, cgroup: Path, *_: object) -> LimitedBrake:
-        made = self.world.brakes[uid] = LimitedBrake(self.world.table, uid, cgroup)
-        return made
+        return limited_brake(self.world, uid, cgroup)
 
     @property
     def left(self) -> int:

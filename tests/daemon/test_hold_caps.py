@@ -25,8 +25,8 @@ def opened(world: World, uid: str) -> LimitedBrake:
     return world.brakes[uid]
 
 
-def held(world: World, pods: int = 2) -> list[str]:
-    """So many pods grew to the kubelet's line; an idle one comes before them in the order of eviction."""
+def held(world: World, pods: int = 2, available: int = 99) -> list[str]:
+    """So many pods grew to the kubelet's line, or near it; an idle one comes before them in the order of eviction."""
     world.put(4, -10, 0, "BestEffort", False, 50)
     world.run(300, False)
     world.wait(SECOND // 10)
@@ -36,7 +36,7 @@ def held(world: World, pods: int = 2) -> list[str]:
     world.wait(SECOND // 10)
     for number, (priority, request, has) in enumerate([(0, 0, 200), (1000, 300, 301), *[(0, 0, 150)] * (pods - 2)]):
         world.put(number, priority, request, "Burstable" if request else "BestEffort", False, has)
-    world.run(99, True)
+    world.run(available, True)
     assert world.sent == []
     return list(PODS[:pods])
 
@@ -88,16 +88,10 @@ def test_a_stop_gives_no_room_where_a_run_had_none(world: World, pods: int, kill
 
 def test_three_pods_that_run_above_a_kubelets_line_do_not_meet_it(world: World) -> None:
     """Its figures of pods are older than its node signal, so it would evict another one."""
-    world.put(2, -10, 0, "BestEffort", False, 50)
-    world.run(300, False)
-    world.wait(SECOND // 10)
-    for number, (priority, has) in enumerate(((0, 200), (1000, 301), (-10, 150))):
-        world.put(number, priority, 0, "BestEffort", False, has)
-    world.run(ABOVE, True)
-    above = [one.pod for one in reported(world, PodHeld) if one.step == "above"]
-    assert len(above) == 3
-    are_killed(world, above)
-    follow(world, 3 * SECOND, taking(world, above, 100))
+    uids = held(world, 3, ABOVE)
+    assert [one.pod for one in reported(world, PodHeld) if one.step == "above"] == [HOG, PODS[2], DB]
+    are_killed(world, uids)
+    follow(world, 3 * SECOND, taking(world, uids, 100))
     assert left(world) > 100 * MIB
     assert world.sent == []
 

@@ -83,7 +83,7 @@ def test_only_who_runs_is_looked_at_so_often(world: World, monkeypatch: pytest.M
     follow(world, SECOND // 20)
     assert looks.count(HOG) == 2, "as it begins to run, and as it is stopped"
     assert looks.count(DB) == 1
-    assert thaws(database) == 0
+    assert [how for how, _ in database.log] == ["apply"], "what is in force stays"
 
 
 def test_a_pod_that_runs_is_looked_at_before_the_others(world: World) -> None:
