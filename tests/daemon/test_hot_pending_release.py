@@ -71,22 +71,12 @@ def test_page_tables_of_who_was_killed_by_others_or_left_are_waited_for(node: La
         assert calm.process.poll() is None
 
 
-MURDERS = """
-while True:
-    child = os.fork()
-    if not child:
-        signal.pause()
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-"""
-
-
 @pytest.mark.once
 def test_one_that_kills_its_own_children_does_not_hold_up_its_eviction(node: LabNode) -> None:
     pod = node.add_pod("murderer")
-    with live.daemon(node, "--enforce", *hard(64)) as daemon, live.Puppet(pod.containers["c0"]) as killer:
-        killer.do("anon(100)")
-        killer.tell(f"exec({MURDERS!r})")
+    with live.daemon(node, "--enforce", *hard(64)) as daemon:
+        node.fill(pod, 100)
+        node.start(pod, "tests.daemon.blinder:blinder", kind="children")
         node.fill(node.add_pod("filler", "Guaranteed", request=128 * MIB), 96)
         evicted(daemon, pod)
         assert decided(daemon) == ["murderer"]

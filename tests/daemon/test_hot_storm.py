@@ -65,8 +65,7 @@ def test_a_daemon_that_starts_in_the_midst_of_it_is_ready(kind: str) -> None:
         with storm(node, kind):
             for _ in range(2):
                 with live.daemon(node, "--enforce", *hard(24)) as daemon:  # which is ready, or raises
-                    hog = node.start_hog(pod, mib=108, rate=400)
-                    hog.go()
+                    live.killed_hog(node, pod, 108, rate=400)
                     evicted(daemon, pod)
                     daemon.process.kill()  # the next one finds the rings as they are
                     daemon.process.wait()
