@@ -88,9 +88,8 @@ def state(*met: str) -> messages.State:
 
 def marked(victim: int, limit: int, domain: int | None = 0, **fields: Any) -> OomEvent:
     above = 1 << 22  # every pid
-    event = harness.oom(ts_ns=time.monotonic_ns(), victim_pid=above, victim_cgroup=victim, domain=domain)
-    event = event._replace(invoker_pid=above, invoker_tid=above, invoker_comm="x", invoker_cgroup=victim)
-    event = event._replace(oom_cgroup=limit, oom_limit=MIB)
+    event = harness.oom(ts_ns=time.monotonic_ns(), victim_pid=above, invoker_pid=above, invoker_tid=above)
+    event = event._replace(victim_cgroup=victim, invoker_cgroup=victim, domain=domain, oom_cgroup=limit, oom_limit=MIB)
     return event._replace(**fields)
 
 
