@@ -115,19 +115,10 @@ def test_kills_are_counted_where_the_kernels_log_cannot_be_read(node: LabNode, t
 
 
 @pytest.mark.once
-def test_a_rung_that_was_asked_for_and_cannot_be_had_is_an_error(tmp_path: Path) -> None:
-    state = ("--state-dir", str(tmp_path))
-    live.one_line(
-        live.outrace("run", "--hooks", "memcg-tracepoint", *state, wrapper=without("bpf", "perfmon", "sys_admin")),
-        3,
-        "--hooks memcg-tracepoint",
-    )
-    live.one_line(
-        live.outrace("run", "--enforce", "--pods", "services", "--trigger", "kernel", "--hooks", "poll", *state),
-        3,
-        "--trigger kernel needs a BPF program",
-        "--trigger user",
-    )
+def test_the_kernels_trigger_without_a_program_is_an_error(tmp_path: Path) -> None:
+    options = ("--enforce", "--pods", "services", "--trigger", "kernel", "--hooks", "poll")
+    refused = live.outrace("run", *options, "--state-dir", str(tmp_path))
+    live.one_line(refused, 3, "--trigger kernel needs a BPF program", "--trigger user")
 
 
 def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_path: Path) -> None:
@@ -142,23 +133,6 @@ def test_without_privileges_for_bpf_the_next_rung_is_taken(node: LabNode, tmp_pa
         assert not (tmp_path / "state" / loader.LOG).exists(), "programs were compiled that no process may load"
         assert logged["remedy"]
         wins(node, pod, daemon)
-
-
-@pytest.mark.once
-@pytest.mark.usefixtures("bpf_rung")
-def test_a_loader_that_fails_is_a_rung_less(
-    node: LabNode, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    impostor = tmp_path_factory.mktemp("path")
-    (impostor / "bcc.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    monkeypatch.setenv("PYTHONPATH", str(impostor))
-    with soft(node, tmp_path, "auto") as daemon:
-        logged = live.message(daemon, "better hooks cannot be used here")
-        assert "the BPF loader ended with status -9" in logged["problem"]
-        log = tmp_path / "state" / loader.LOG
-        assert f"it needs 150 MB; details in {log}" in logged["remedy"]
-        assert "the loader ended with status -9" in log.read_text()
-        assert live.rung(daemon) == POLL
 
 
 @pytest.mark.usefixtures("bpf_rung")
@@ -198,11 +172,8 @@ def test_every_kill_is_reported_once_whatever_the_hooks_of_the_daemon_before(
     node: LabNode, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """A daemon with BPF, none, one that polls, none, one with BPF again."""
-    pod, text = (
-        node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB),
-        "the kernel's OOM killer killed a process",
-    )
-    state = tmp_path / "state"
+    pod, state = node.add_pod("own", "Burstable", request=8 * MIB, limit=24 * MIB), tmp_path / "state"
+    text = "the kernel's OOM killer killed a process"
     live.lend_pins(state)
     request.addfinalizer(lambda: loader.unload(loader.instance_directory(state)))
 
