@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from monitor.cli.run import LOCK_PATIENCE_S
 from monitor.errors import EXIT_CANNOT, EXIT_USAGE
 from monitor.kernel import cgroupfs, loader
 from monitor.kernel.charging import BPF_RUNGS
@@ -143,6 +144,8 @@ def test_what_the_unit_has_and_what_it_must_not_have() -> None:
     kept |= {"OOMScoreAdjust": "-999", "RuntimeDirectoryMode": "0700", "RuntimeDirectoryPreserve": "yes"}
     assert {name: values(name) for name in kept} == {name: [value] for name, value in kept.items()}
     assert [f"/run/{name}" for name in values("RuntimeDirectory")] == [RunConfig().run_dir]
+    assert values("RestartSec") == ["1"]
+    assert int(values("TimeoutStartSec")[0]) >= LOCK_PATIENCE_S + 90
 
 
 # Under systemd.
