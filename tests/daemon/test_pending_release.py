@@ -73,66 +73,66 @@ class World:
         return [message for message in self.sent if NAMES[type(message)] == kind]
 
 
-def test_what_is_coming_and_who_grows_are_kept_apart() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def after(world: World) -> World:
+    """A pod of 100 MiB was evicted, and another one has 20."""
     world.pod("dead", 100)
     world.pod("other", 20)
     world.evicted("dead")
-    assert world.look() == (100 * MIB, FIRST_BOUND_NS - MS, 0, 0, 0, 0, world.pending._noise)
-    world.held["dead"] -= 60 * MIB
-    world.held["other"] += 3 * MIB
-    seen = world.look()
+    return world
+
+
+def test_what_is_coming_and_who_grows_are_kept_apart(after: World) -> None:
+    assert after.look() == (100 * MIB, FIRST_BOUND_NS - MS, 0, 0, 0, 0, after.pending._noise)
+    after.held["dead"] -= 60 * MIB
+    after.held["other"] += 3 * MIB
+    seen = after.look()
     assert (seen.coming, seen.grown, seen.jump, seen.jump_ns) == (40 * MIB, 3 * MIB, 3 * MIB, MS)
-    assert world.messages("evicted") == []
-    world.held["dead"] = 0
-    assert world.look() is None
-    assert [m.freed for m in world.messages("evicted")] == [100 * MIB]
+    assert after.messages("evicted") == []
+    after.held["dead"] = 0
+    assert after.look() is None
+    assert [m.freed for m in after.messages("evicted")] == [100 * MIB]
 
 
-def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain() -> None:
-    world = World()
-    world.pod("dead", 100)
-    world.evicted("dead")
-    world.look()
-    world.rest = world.held.pop("dead")
-    del world.by_uid["dead"]
-    assert world.look() == (100 * MIB, FIRST_BOUND_NS - 2 * MS, 0, MS, 0, MS, world.pending._noise)
-    world.rest -= 70 * MIB
-    seen = world.look()
+def test_memory_of_a_pod_whose_counters_are_gone_is_seen_in_its_domain(after: World) -> None:
+    after.look()
+    after.rest = after.held.pop("dead")
+    del after.by_uid["dead"]
+    assert after.look() == (100 * MIB, FIRST_BOUND_NS - 2 * MS, 0, MS, 0, MS, after.pending._noise)
+    after.rest -= 70 * MIB
+    seen = after.look()
     assert (seen.coming, seen.grown) == (30 * MIB, 0)
-    world.rest = 0
-    assert world.look() is None
-    assert world.messages("evicted")[0].freed == 100 * MIB
+    after.rest = 0
+    assert after.look() is None
+    assert after.messages("evicted")[0].freed == 100 * MIB
 
 
-def test_what_stays_is_asked_for_and_given_up() -> None:
-    world = World()
-    world.pod("dead", 100)
-    world.evicted("dead")
-    world.look(STAYS_NS / MS - 1)
-    assert world.messages("giveback") == []
-    world.look(2)
-    (asked,) = world.messages("giveback")
-    seen = world.look()
+def test_what_stays_is_asked_for_and_given_up(after: World) -> None:
+    after.look(STAYS_NS / MS - 1)
+    assert after.messages("giveback") == []
+    after.look(2)
+    (asked,) = after.messages("giveback")
+    seen = after.look()
     assert seen.back_ns > FIRST_BOUND_NS
-    world.pending.answered(Answer("giveback", asked.id))
-    seen = world.look()
+    after.pending.answered(Answer("giveback", asked.id))
+    seen = after.look()
     assert seen.back_ns < FIRST_BOUND_NS, "what the kernel frees by itself has its time still"
-    assert world.look(FIRST_BOUND_NS / MS) is None
-    assert world.messages("evicted")[0].freed == 0
-    assert world.stats["memory_kept"] == 1
+    assert after.look(FIRST_BOUND_NS / MS) is None
+    assert after.messages("evicted")[0].freed == 0
+    assert after.stats["memory_kept"] == 1
 
 
-def test_a_side_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    world = World()
-    world.pod("dead", 100)
-    world.evicted("dead")
-    world.look(STAYS_NS / MS + 1)
-    assert world.look(RECLAIM_NS / MS) is None
+def test_a_side_that_does_not_answer_is_not_waited_for_for_ever(after: World) -> None:
+    after.look(STAYS_NS / MS + 1)
+    assert after.look(RECLAIM_NS / MS) is None
 
 
-def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_only() -> None:
-    world = World()
+def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_only(world: World) -> None:
     entry = world.pod("murderer", 100)
     for second in range(3):
         begun, waited = world.now, 0
@@ -149,8 +149,7 @@ def test_who_kills_children_all_the_time_is_waited_for_a_while_in_each_second_on
         assert 0 < waited <= CONFIRM_NS + 10 * MS, second
 
 
-def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
-    world = World()
+def test_of_the_oom_killers_victim_only_its_own_part_comes_back(world: World) -> None:
     entry = world.pod("pod", 100)
     world.pending.killed(entry, 0, world.now)  # its SIGKILL; what it had comes with the mark
     world.pending.killed(entry, 70 * MIB, world.now)
@@ -161,9 +160,8 @@ def test_of_the_oom_killers_victim_only_its_own_part_comes_back() -> None:
     assert world.look() is None
 
 
-def test_memory_counts_once() -> None:
+def test_memory_counts_once(world: World) -> None:
     """A process of a pod is killed, then the pod is evicted; it runs again, and is evicted again."""
-    world = World()
     entry = world.pod("pod", 100)
     world.pending.killed(entry, 0, world.now)
     for _ in range(2):
@@ -173,8 +171,7 @@ def test_memory_counts_once() -> None:
     assert len(world.messages("evicted")) == 1
 
 
-def test_the_bound_is_twice_the_slowest_of_late() -> None:
-    world = World()
+def test_the_bound_is_twice_the_slowest_of_late(world: World) -> None:
     assert world.stats["return_bound_ns"] == FIRST_BOUND_NS
 
     def eviction(ms: int) -> int:
@@ -194,33 +191,26 @@ def test_the_bound_is_twice_the_slowest_of_late() -> None:
     assert bound == LEAST_BOUND_NS
 
 
-def test_a_look_right_after_another_takes_no_batch_for_a_jump() -> None:
-    world = World()
-    world.pod("dead", 100)
-    world.pod("other", 20)
-    world.evicted("dead")
-    world.look()
-    world.held["other"] += 64 * 4096
-    seen = world.look(0.01)
+def test_a_look_right_after_another_takes_no_batch_for_a_jump(after: World) -> None:
+    after.look()
+    after.held["other"] += 64 * 4096
+    seen = after.look(0.01)
     assert waits(seen, 16 * MIB, 64 * MIB)
 
 
-def test_what_keeps_coming_is_counted_on_and_reported_in_the_end() -> None:
+def test_what_keeps_coming_is_counted_on_and_reported_in_the_end(after: World) -> None:
     """150 MiB of page tables took longer than 0.4 s on an emulated CPU."""
-    world = World()
-    world.pod("dead", 100)
-    world.evicted("dead")
     for _ in range(30):
-        seen = world.look(3 * FIRST_BOUND_NS / MS / 30)
-        assert seen.coming == world.held["dead"]
-        world.held["dead"] -= 3 * MIB
-    world.held["dead"] = 0
-    assert world.look() is None
-    assert world.messages("evicted")[0].freed == 100 * MIB
+        seen = after.look(3 * FIRST_BOUND_NS / MS / 30)
+        assert seen.coming == after.held["dead"]
+        after.held["dead"] -= 3 * MIB
+    after.held["dead"] = 0
+    assert after.look() is None
+    assert after.messages("evicted")[0].freed == 100 * MIB
 
 
 def test_whether_anybody_is_left_in_a_pod_that_is_forgotten_is_not_looked_for_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On cgroup v1 a pod of thousands of cgroups took the hot thread 15 us for each."""
     for name in (".", *(f"c{number}" for number in range(200))):
@@ -228,7 +218,6 @@ def test_whether_anybody_is_left_in_a_pod_that_is_forgotten_is_not_looked_for_fo
         (tmp_path / name / "cgroup.procs").touch()
     read, real = list[str](), cgroup_procs._pids_in
     monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
-    world = World()
     entry = world.pod("gone", 100)
     entry.cgroup = tmp_path
     world.pending.dropped(entry, world.now)
