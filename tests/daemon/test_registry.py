@@ -29,6 +29,12 @@ STEP = MIB
 
 
 watch = live.fixture(live.Watching, False)
+pod = live.fixture(live.cgroup, "registry")
+
+
+@pytest.fixture
+def registry(watch: live.Watching) -> Registry:
+    return Registry(watch.table, STEP)
 
 
 def seen(uid: str, cgroup: Path, containers: tuple[str, ...] = (), **fields: Any) -> PodSeen:
@@ -38,82 +44,57 @@ def seen(uid: str, cgroup: Path, containers: tuple[str, ...] = (), **fields: Any
     return made._replace(**fields)
 
 
-def test_a_pod_and_its_containers_are_watched_until_it_is_dropped(watch: live.Watching) -> None:
-    registry = Registry(watch.table, STEP)
-    with live.cgroup("registry") as pod:
-        inner = cgroupfs.make(pod / "c0")
-        ids = [cgroupfs.cgroup_id(path) for path in (pod, inner)]
-        entry = registry.put(seen("a", pod, ("c0",)))
-        assert [watch.table.index(number) for number in ids] == [entry.index, entry.containers["c0"][1]]
-        assert registry.by_index[entry.index] is entry
-        assert registry.owner_of_cgroup(ids[0]) is registry.owner_of_cgroup(ids[1]) is entry
-        assert registry.drop("a") is entry
-        assert registry.drop("a") is None
-        assert [watch.table.index(number) for number in ids] == [None, None]
-        assert registry.owner_of_cgroup(ids[0]) is None
-        assert len(registry) == 0
-        assert registry.first() is None
-
-
-def test_a_pod_that_cannot_be_watched_whole_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_pod_that_cannot_be_watched_whole_leaves_nothing_behind(pod: Path, tmp_path: Path) -> None:
     """Its container's files are gone when they are opened, or no descriptor is left: without BPF each has two."""
     table = PolledTable(cgroupfs.detect())
     registry = Registry(table, STEP)
-    with live.cgroup("registry") as pod:
 
-        def opened() -> list[str]:
-            found = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-            return [path for path in found if path.startswith(str(pod))]
+    def opened() -> list[str]:
+        found = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+        return [path for path in found if path.startswith(str(pod))]
 
-        message = seen("a", pod)._replace(containers={"c0": str(tmp_path)})
-        with pytest.raises(FileNotFoundError):
-            registry.put(message)
-        assert table.index(cgroupfs.cgroup_id(pod)) is None
-        assert opened() == []
-        registry.put(seen("a", pod))
-        registry.drop("a")
-        assert table.index(cgroupfs.cgroup_id(pod)) is None
-
-
-def test_a_missing_cgroup_changes_nothing(watch: live.Watching) -> None:
-    registry = Registry(watch.table, STEP)
-    with live.cgroup("registry") as pod:
-        registry.put(seen("a", pod))
-        with pytest.raises(FileNotFoundError):
-            registry.put(seen("b", pod / "none"))
-        with pytest.raises(FileNotFoundError):
-            registry.put(seen("a", pod, ("none",)))
-        assert set(registry.by_uid) == {"a"}
-        watch.sweeper.run()
-        registry.refresh()
-        assert [c.uid for c in registry.order()] == ["a"]
+    message = seen("a", pod)._replace(containers={"c0": str(tmp_path)})
+    with pytest.raises(FileNotFoundError):
+        registry.put(message)
+    assert table.index(cgroupfs.cgroup_id(pod)) is None
+    assert opened() == []
+    registry.put(seen("a", pod))
+    registry.drop("a")
+    assert table.index(cgroupfs.cgroup_id(pod)) is None
 
 
-def test_two_pods_in_one_cgroup_share_its_counters(watch: live.Watching) -> None:
-    registry = Registry(watch.table, STEP)
-    with live.cgroup("registry") as pod:
-        number = cgroupfs.cgroup_id(pod)
-        registry.put(seen("a", pod))
-        registry.put(seen("b", pod))
-        registry.drop("a")
-        assert watch.table.index(number) is not None
-        registry.drop("b")
-        assert watch.table.index(number) is None
+def test_a_missing_cgroup_changes_nothing(watch: live.Watching, registry: Registry, pod: Path) -> None:
+    registry.put(seen("a", pod))
+    with pytest.raises(FileNotFoundError):
+        registry.put(seen("b", pod / "none"))
+    with pytest.raises(FileNotFoundError):
+        registry.put(seen("a", pod, ("none",)))
+    assert set(registry.by_uid) == {"a"}
+    watch.sweeper.run()
+    registry.refresh()
+    assert [c.uid for c in registry.order()] == ["a"]
 
 
-def test_a_pod_made_again_in_its_place_is_counted_anew(watch: live.Watching) -> None:
-    registry = Registry(watch.table, STEP)
-    with live.cgroup("registry") as parent:
-        pod = cgroupfs.make(parent / "pod")
-        old = registry.put(seen("a", pod))
-        registry.move(old, 7 * MIB)
-        registry.set_evicted(old, True)
-        pod.rmdir()
-        cgroupfs.make(pod)
-        new = registry.put(seen("a", pod))
-        assert new.cgroup_id != old.cgroup_id
-        assert (new.usage, new.evicted) == (None, False)
-        assert watch.table.index(old.cgroup_id) is None
+def test_two_pods_in_one_cgroup_share_its_counters(watch: live.Watching, registry: Registry, pod: Path) -> None:
+    number = cgroupfs.cgroup_id(pod)
+    registry.put(seen("a", pod))
+    registry.put(seen("b", pod))
+    registry.drop("a")
+    assert watch.table.index(number) is not None
+    registry.drop("b")
+    assert watch.table.index(number) is None
+
+
+def test_a_pod_made_again_in_its_place_is_counted_anew(watch: live.Watching, registry: Registry, pod: Path) -> None:
+    old = registry.put(seen("a", pod))
+    registry.move(old, 7 * MIB)
+    registry.set_evicted(old, True)
+    pod.rmdir()
+    cgroupfs.make(pod)
+    new = registry.put(seen("a", pod))
+    assert new.cgroup_id != old.cgroup_id
+    assert (new.usage, new.evicted) == (None, False)
+    assert watch.table.index(old.cgroup_id) is None
 
 
 class Histories(RuleBasedStateMachine):
@@ -161,7 +142,8 @@ class Histories(RuleBasedStateMachine):
 
     @rule(uid=uids)
     def drop(self, uid: str) -> None:
-        self.registry.drop(uid)
+        known = self.registry.by_uid.get(uid)
+        assert self.registry.drop(uid) is known
 
     @invariant()
     def ordered(self) -> None:
@@ -177,10 +159,17 @@ class Histories(RuleBasedStateMachine):
         indexes = [entry.index for entry in self.registry]
         indexes += [at for entry in self.registry for _, at in entry.containers.values()]
         assert len(indexes) == len(set(indexes)), "two cgroups share a slot"
+        assert all(self.registry.by_index[entry.index] is entry for entry in self.registry)
         for uid in (f"u{i}" for i in range(6)):
             number = cgroupfs.cgroup_id(self.parent / uid)
             known = self.registry.by_uid.get(uid)
             assert self.watch.table.index(number) == (known.index if known else None)
+            assert self.registry.owner_of_cgroup(number) is known
+            for name in ("c0", "c1"):
+                number = cgroupfs.cgroup_id(self.parent / uid / name)
+                at = known.containers.get(name) if known else None
+                assert self.watch.table.index(number) == (at[1] if at else None)
+                assert self.registry.owner_of_cgroup(number) is (known if at else None)
 
 
 @pytest.mark.once
@@ -193,9 +182,10 @@ def test_any_history_leaves_the_policys_order(watch: live.Watching) -> None:
         run_state_machine_as_test(Histories, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
 
 
-def test_growth_of_an_evicted_pod_is_noted_from_its_least_however_it_is_found(watch: live.Watching) -> None:
-    registry = Registry(watch.table, STEP)
-    with live.cgroup("registry") as pod, live.Puppet(cgroupfs.make(pod / "c1")) as puppet:
+def test_growth_of_an_evicted_pod_is_noted_from_its_least_however_it_is_found(
+    watch: live.Watching, registry: Registry, pod: Path
+) -> None:
+    with live.Puppet(cgroupfs.make(pod / "c1")) as puppet:
         entry = registry.put(seen("a", pod))
         watch.sweeper.run()
         registry.refresh()
