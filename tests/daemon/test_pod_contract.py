@@ -4,7 +4,7 @@ What tests on the simulated node say of limits and of frozen pods is as true as 
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -93,28 +93,16 @@ class Real:
         return True
 
 
-@contextmanager
-def made(kind: str, directory: Path) -> Iterator[Simulated | Real]:
-    with ExitStack() as stack:
-        yield Real(stack, directory) if kind == "kernel" else Simulated(directory, int(kind[-1]))
+KERNEL = pytest.mark.kernel
+AT_CAP = pytest.mark.skipif(V2, reason="cgroup v2 kills at the cap")
+#: Of a pod that waits where it comes to its cap.
+of_v1 = pytest.mark.parametrize("pod", ["simulated, v1", pytest.param("kernel", marks=[KERNEL, AT_CAP])], indirect=True)
 
 
-KERNEL = pytest.param("kernel", marks=pytest.mark.kernel)
-
-
-@pytest.fixture(params=["simulated, v1", "simulated, v2", KERNEL])
+@pytest.fixture(params=["simulated, v1", "simulated, v2", pytest.param("kernel", marks=KERNEL)])
 def pod(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Simulated | Real]:
-    with made(request.param, tmp_path) as found:
-        yield found
-
-
-@pytest.fixture(params=["simulated, v1", KERNEL])
-def pod_of_v1(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Simulated | Real]:
-    """It waits where it comes to its cap; v2 kills it."""
-    with made(request.param, tmp_path) as found:
-        if found.version == 2:
-            pytest.skip("cgroup v2 kills at the cap")
-        yield found
+    with ExitStack() as stack:
+        yield Real(stack, tmp_path) if request.param == "kernel" else Simulated(tmp_path, int(request.param[-1]))
 
 
 def test_a_frozen_pod_takes_nothing_and_all_when_it_is_released(pod: Simulated | Real) -> None:
@@ -145,10 +133,10 @@ def test_a_pod_that_is_killed_while_it_is_frozen_gives_back_when_it_is_let_run(p
     assert pod.is_gone()
 
 
-def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(pod_of_v1: Simulated | Real) -> None:
+@of_v1
+def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(pod: Simulated | Real) -> None:
     """Thawed for a SIGKILL of its own again and again it had 1 MiB more each time."""
-    pod, before = pod_of_v1, pod_of_v1.files()
-    first = pod.brake.apply(0)
+    before, first = pod.files(), pod.brake.apply(0)
     pod.brake.thaw()
     pod.take(20)
     pod.comes_to(first.cap)
@@ -161,8 +149,8 @@ def test_a_pod_at_its_cap_gets_no_more_when_it_is_stopped_again(pod_of_v1: Simul
     assert pod.files() == before
 
 
-def test_a_limit_of_its_own_that_is_lower_than_the_cap_is_one(pod_of_v1: Simulated | Real) -> None:
-    pod = pod_of_v1
+@of_v1
+def test_a_limit_of_its_own_that_is_lower_than_the_cap_is_one(pod: Simulated | Real) -> None:
     own = (pod.brake.usage() + 16 * MIB) // PAGE * PAGE
     pod.set_limit(own)
     before = pod.files()
