@@ -43,22 +43,22 @@ class Table:
     def refresh_a_leaf(self) -> None: ...
 
 
-def compared(usage: int, armed: bool, age_ns: int) -> tuple[int, int | None]:
-    """How often the lists were read, and the headroom that the next look is planned with."""
-    table, files = Table(usage), Files(0, Path("/"), -1, -1, stat_ns=NOW - age_ns)
-    _, room = polled(table=table, arming=SimpleNamespace(rate=RATE, armed=armed))._compare(files, NOW)
-    return table.reads, room
-
-
-def test_no_wait_is_planned_with_old_lists_that_most_of_the_headroom_is_in() -> None:
-    assert compared(10190 * MIB, True, LISTS_NS - 1) == (1, 50 * MIB)
-    assert compared(11000 * MIB, True, 0)[0] == 1, "above it by usage alone: it may be crossed"
-
-
-def test_far_from_it_they_are_read_now_and_then() -> None:
-    assert compared(5000 * MIB, True, LISTS_NS - 1) == (0, (10240 - 5000 + 1024) * MIB)
-    assert compared(5000 * MIB, True, LISTS_NS)[0] == 1
-    assert compared(10190 * MIB, False, LISTS_NS - 1)[0] == 0, "no wait is planned by it while detached"
+@pytest.mark.parametrize(
+    ("mib", "armed", "age_ns", "reads", "room"),
+    [
+        (10190, True, LISTS_NS - 1, 1, 50),  # most of the headroom is in old lists
+        (11000, True, 0, 1, None),  # above it by usage alone: it may be crossed
+        (5000, True, LISTS_NS - 1, 0, 10240 - 5000 + 1024),
+        (5000, True, LISTS_NS, 1, 10240 - 5000),
+        (10190, False, LISTS_NS - 1, 0, 1074),  # no wait is planned by it while detached
+    ],
+)
+def test_the_lists_are_read_before_a_wait_is_planned_with_them(
+    mib: int, armed: bool, age_ns: int, reads: int, room: int | None
+) -> None:
+    table, files = Table(mib * MIB), Files(0, Path("/"), -1, -1, stat_ns=NOW - age_ns)
+    poller = polled(table=table, arming=SimpleNamespace(rate=RATE, armed=armed))
+    assert (poller._compare(files, NOW)[1], table.reads) == (room and room * MIB, reads)
 
 
 @pytest.mark.parametrize(

@@ -52,18 +52,14 @@ def test_a_crossing_is_acted_on_after_the_steps_before_it_and_then_reported(is_e
     assert (crossing.ts_ns, crossing.working_set, crossing.available) == (NOW, 40 * PAGE, 60 * PAGE)
 
 
-@pytest.mark.parametrize(("index", "cgroup_id"), [(4, 8), (3, 9)])
-def test_a_crossing_of_what_is_not_watched_any_more_is_nobodys(index: int, cgroup_id: int) -> None:
+@pytest.mark.parametrize(
+    ("index", "cgroup_id", "line", "passes"),
+    [(4, 8, 0, False), (3, 9, 0, False), (3, 7, 1, True)],  # not watched, not watched any more, the line of holds
+)
+def test_a_crossing_of_no_threshold_is_not_reported(index: int, cgroup_id: int, line: int, passes: bool) -> None:
     sides = Sides()
-    sides.record(CROSS, index, cgroup_id)
-    assert not sides.decider.run_pass.called
-
-
-def test_the_line_of_holds_above_the_thresholds_causes_a_pass_and_is_not_reported() -> None:
-    sides = Sides()
-    sides.record(CROSS, 3, 7, threshold=1)
-    assert sides.decider.run_pass.called
-    assert sides.sent == []
+    sides.record(CROSS, index, cgroup_id, line)
+    assert (sides.decider.run_pass.called, sides.sent) == (passes, [])
 
 
 def test_a_step_is_of_a_pod_or_of_a_domain() -> None:
