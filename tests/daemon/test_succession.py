@@ -4,6 +4,7 @@ the helper had not stored yet.
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -205,15 +206,10 @@ def test_holds_of_one_pod_push_no_kill_out() -> None:
 
 def test_when_a_process_was_born() -> None:
     before = time.monotonic_ns()
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-    try:
-        born = procfs.born_ns(child)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        born = procfs.born_ns(child.pid)
         assert before - 20_000_000 <= born <= time.monotonic_ns()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        child.kill()
     assert procfs.born_ns(1 << 22) is None  # above every pid: the child's may be another's
 
 
