@@ -132,16 +132,6 @@ def test_a_flag_takes_the_place_of_a_whole_map(beside: Beside) -> None:
     assert config.origins["eviction_hard"] == "the kubelet's flags (kubeadm): evictionHard"
 
 
-def test_flags_alone_and_a_kubelet_without_settings(beside: Beside) -> None:
-    flags = {"eviction-hard": "memory.available<300Mi", "system-reserved": "memory=1Gi", "eviction-soft": "nonsense"}
-    config = beside(NodeKubelet("kubeadm", flags))
-    assert config.eviction_hard == {"memory.available": "300Mi"}
-    assert (config.system_reserved, config.eviction_soft) == (1 << 30, {})
-    plain = beside(NodeKubelet())
-    for kubelet in (NodeKubelet("kubeadm"), NodeKubelet("kubeadm", config_path=Path("/k.yaml"), config={})):
-        assert beside(kubelet).eviction_hard == plain.eviction_hard
-
-
 # ---- the request, and what differs
 
 
@@ -152,7 +142,8 @@ def test_a_file_that_is_given_is_the_one_that_counts(monkeypatch: pytest.MonkeyP
     for name in ("kubelet_sources", "kubelet_release"):
         monkeypatch.setattr(kubelet_own, name, lambda *_: pytest.fail("asked"))
     assert read({"policy": "kubelet-1.8"}, None, path, ask_kubelet=True).config.eviction_hard == {}
-    assert read({}, None, gated, ask_kubelet=True).config.policy == "kubelet-1.36"
+    config = read({}, None, gated, ask_kubelet=True).config
+    assert (config.policy, config.origins["policy"]) == ("kubelet-1.36", f"{gated}: featureGates.{GATE}")
     assert read({"node-cgroup": "lab"}, ask_kubelet=True).config.node_cgroup == "lab"
 
 
@@ -209,11 +200,8 @@ def test_its_gate_makes_the_release(
     assert beside(running, policy="kubelet-1.17").policy == "kubelet-1.17"
 
 
-def test_the_gate_of_files_and_flags(tmp_path: Path, beside: Beside) -> None:
-    """A file that is given; the kubelet's own; a drop-in and a flag over that."""
-    given = write(tmp_path, "k.yaml", f"{KUBELET}featureGates: {{{GATE}: false}}\n")
-    config = build({}, None, given)
-    assert (config.policy, config.origins["policy"]) == ("kubelet-1.36", f"{given}: featureGates.{GATE}")
+def test_the_gate_of_files_and_flags(beside: Beside) -> None:
+    """The kubelet's own file; a drop-in and a flag over that."""
     off, on, beta = ({"featureGates": gates} for gates in ({GATE: False}, {GATE: True}, {"AllBeta": False}))
     found = {"config_path": Path("/k.yaml"), "config": off}
     for more, expected in (
@@ -309,9 +297,10 @@ def test_thresholds_that_are_given_may_be_enforced_all_the_same(
     config = beside(unread, eviction_hard="memory.available<10Mi", **ENFORCED)
     assert config.kubelet_unread
     check_enforced(config)
-    theirs = dataclasses.replace(unread, flags={**unread.flags, "eviction-hard": "memory.available<20Mi"})
-    config = beside(theirs, **ENFORCED)
+    flags = {"eviction-hard": "memory.available<20Mi", "system-reserved": "memory=1Gi", "eviction-soft": "nonsense"}
+    config = beside(dataclasses.replace(unread, flags={**unread.flags, **flags}), **ENFORCED)
     assert config.eviction_hard == {"memory.available": "20Mi"}
+    assert (config.system_reserved, config.eviction_soft) == (1 << 30, {})
     check_enforced(config)
     server.forbidden.clear()
     server.config = {"evictionHard": {"memory.available": "30Mi"}}

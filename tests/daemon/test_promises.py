@@ -30,8 +30,8 @@ def promise(name: str, rate: int, cpus: int, huge_page: int, machine: bool = Tru
 
 def available_now() -> int:
     """Bytes of the whole machine, as the policy counts them."""
-    pages = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    used = int(pages["nr_anon_pages"]) + int(pages["nr_file_pages"]) - int(pages["nr_inactive_file"])
+    pages = live.vmstat()
+    used = pages["nr_anon_pages"] + pages["nr_file_pages"] - pages["nr_inactive_file"]
     return meminfo.mem_total() - used * PAGE
 
 

@@ -1,7 +1,6 @@
 """Stalls of the real kernel: files of a pod that no longer fit beside another pod, and are read again and again."""
 
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from monitor.kernel import pressure
-from monitor.kernel.cgroupfs import Hierarchy
+from monitor.lab import janitor
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import LabNode
 from tests import live
+from tests.kernel.conftest import files as files
 
 MIB = live.MIB
 pytestmark = [
@@ -39,61 +39,45 @@ class Stage(NamedTuple):
 
 
 @contextmanager
-def counted(hierarchy: Hierarchy, *puppets: live.Puppet, cgroups: tuple[Path, ...]) -> Iterator[None]:
+def counted(node: LabNode, *puppets: live.Puppet, cgroups: tuple[Path, ...]) -> Iterator[None]:
     """On v1 the processes are in cgroups of the same paths in the v2 hierarchy beside it, as systemd has them."""
-    root, made = pressure.unified(hierarchy), []
+    root, twins = pressure.unified(node.hierarchy), list[Path]()
     try:
         for puppet, cgroup in zip(puppets, cgroups, strict=True):
-            if hierarchy.version == 1 and root is not None:
-                made.append(root / cgroup.relative_to(hierarchy.root))
-                made[-1].mkdir(parents=True)
-                (made[-1] / "cgroup.procs").write_text(str(puppet.pid))
+            if node.hierarchy.version == 1 and root is not None:
+                twins.append(root / cgroup.relative_to(node.hierarchy.root))
+                twins[-1].mkdir(parents=True)
+                (twins[-1] / "cgroup.procs").write_text(str(puppet.pid))
         yield
     finally:
         for puppet in puppets:
             puppet.close()
-        for path in (*made, *[path.parent for path in made], *{path.parent.parent for path in made}):
-            live.until(lambda path=path: not path.exists() or removed(path), f"{path} to be empty")
-
-
-def removed(path: Path) -> bool:
-    try:
-        path.rmdir()
-    except OSError:  # EBUSY: a process has not left yet
-        return False
-    return True
+        assert all(janitor.remove_tree(str(twin.parents[1])) for twin in twins)
 
 
 @pytest.fixture
-def file() -> Iterator[Path]:
-    """On a disk: /tmp may be a tmpfs, whose pages are not file pages."""
-    with tempfile.TemporaryDirectory(prefix="outrace-test-", dir="/var/tmp") as directory:
-        yield Path(directory) / "read"
-
-
-@pytest.fixture
-def stage(file: Path) -> Iterator[Stage]:
+def stage(files: Path) -> Iterator[Stage]:
     """A node of 128 MiB on which one pod has 80 MiB of files, and another is about to take 90 MiB."""
     with LabNode("stall", 128 * MIB) as node:
         pods = node.add_pod("reader"), node.add_pod("hog")
         containers = pods[0].containers["c0"], pods[1].containers["c0"]
         puppets = live.Puppet(containers[0]), live.Puppet(containers[1])
-        with counted(node.hierarchy, *puppets, cgroups=containers):
-            puppets[0].do(f"write('{file}', 80)")
+        with counted(node, *puppets, cgroups=containers):
+            puppets[0].do(f"write('{files}/read', 80)")
             yield Stage(node, *puppets)
         assert node.oom_kills() == 0
 
 
 @pytest.mark.parametrize("evict", [False, True])
 def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
-    stage: Stage, file: Path, tmp_path: Path, evict: bool
+    stage: Stage, files: Path, tmp_path: Path, evict: bool
 ) -> None:
     own = tmp_path / "own.yaml"
     # Emulated CPUs are slow beside the disk: the reader waits for 40 % of the time.
     own.write_text(f"stall: pod>{15 if live.emulated() else 40}%,grace=3s{',evict' * evict}\n")
     options = "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi", *["--enforce"] * evict
     with LabDaemon(stage.node, *options) as daemon:
-        stage.reader.do(f"exec({READ.format(file)!r})")
+        stage.reader.do(f"exec({READ.format(files / 'read')!r})")
         live.until(lambda: RATIO in daemon.metrics(), "figures")
         stage.hog.tell("[anon(1) or time.sleep(0.02) for _ in range(90)]")  # on a slow machine it stalls before the end
         named = live.message(daemon, "a pod waits for memory that it had", pod="lab/reader")

@@ -54,17 +54,15 @@ def test_a_node_deeper_than_the_programs_look_is_watched_by_its_files() -> None:
         path = cgroupfs.make(node.cgroup / FAR_DOWN)
         cgroupfs.set_limit(path, 64 * MIB)
         relative = str(path.relative_to(node.hierarchy.root))
+        problem = f"{path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels"
         pod = node.add_pod("pod", under=FAR_DOWN)
         with live.daemon(node, *hard(20), "--enforce", "--node-cgroup", relative) as daemon:
             assert live.rung(daemon) == POLL
             logged = live.message(daemon, "better hooks cannot be used here")
-            assert f"{path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels" in logged["problem"]
+            assert problem in logged["problem"]
             node.start_hog(pod, mib=56).go()
             evicted(daemon, pod)
-        options = ("--node-cgroup", relative, "--hooks", live.Watching(attach=False).pins.hook)
-        refused = live.outrace(
-            "run", *options, "--pods", f"manifests:{node.manifests}", "--state-dir", str(live.state_dir()),
-            "--listen", "127.0.0.1:0",
-        )  # fmt: skip
-        assert refused.returncode == 3
-        assert f"{path} is not counted by the BPF programs, which look at {MAX_LEVEL} levels" in refused.stderr
+        hooks, place = live.Watching(attach=False).pins.hook, str(live.state_dir())
+        options = ("--node-cgroup", relative, "--hooks", hooks, "--state-dir", place, "--listen", "127.0.0.1:0")
+        refused = live.outrace("run", *options, "--pods", f"manifests:{node.manifests}")
+        live.one_line(refused, 3, problem)
