@@ -41,7 +41,7 @@ def test_a_pod_gets_on_above_its_memory_high_which_is_put_back(tmp_path: Path) -
                 assert int(high(pod.cgroup)) > OWN * 9 // 8, "by steps"
                 slow.do("kept.clear()")
                 incident = live.message(daemon, "incident", verdict="stalled", final=True)
-                assert incident["summary"].endswith("it is at its memory.high; it ended when outrace had raised that.")
+                assert "it is at its memory.high; it ended when outrace had raised that" in incident["summary"]
                 back = live.message(daemon, "memory.high of a pod is put back", pod="lab/slow")
                 assert (back["outcome"], high(pod.cgroup)) == ("restored", str(OWN))
                 assert live.metric(daemon, "stalls_relaxed_total") >= 2

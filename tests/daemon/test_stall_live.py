@@ -97,5 +97,5 @@ def test_a_reader_whose_files_no_longer_fit_stalls_because_of_the_pod_that_grew(
         assert "lab/reader waited for memory" in incident["summary"]
         assert "lab/hog grew by " in incident["summary"]
         ended = "outrace had evicted lab/hog" if evict else "lab/hog had freed memory"
-        assert incident["summary"].endswith(f"it ended when {ended}.")
+        assert f"it ended when {ended}" in incident["summary"]
         assert live.metric(daemon, "stalls_total") >= 1
