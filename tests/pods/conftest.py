@@ -1,4 +1,4 @@
-"""What the tests of manifests share."""
+"""Fixtures of several modules here."""
 
 import os
 from collections.abc import Iterator
@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from monitor.pods import runtimes
+from tests.pods.cluster import cluster as cluster
 from tests.pods.manifest_folder import folder as folder
 from tests.pods.manifest_folder import hierarchy as hierarchy
+from tests.pods.manifest_folder import place as place
 from tests.pods.manifest_folder import pods as pods
+from tests.pods.programs import programs as programs
+from tests.pods.unit_tree import machine as machine
 from tests.puppet import cgroup
 
 

@@ -40,40 +40,56 @@ def _write(path: Path, *documents: object) -> None:
     temporary.rename(path)
 
 
+class Place:
+    """A folder of manifests, and a tree of literal cgroups that they name."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder, self.hierarchy = path / "pods", Hierarchy(2, path / "cg")
+        self.folder.mkdir(mode=0o755)
+        self.hierarchy.root.mkdir()
+        (self.hierarchy.root / "cgroup.procs").touch()
+
+    def cgroup(self, name: str) -> Path:
+        """This one, and those above it."""
+        path = self.hierarchy.root
+        for part in Path(name).parts:
+            path = path / part
+            if not path.exists():
+                # Made complete elsewhere and moved in: the kernel's mkdir gives a complete cgroup at once, too.
+                new = self.hierarchy.root.parent / "new"
+                new.mkdir()
+                (new / "cgroup.procs").touch()
+                new.rename(path)
+        return path
+
+    def write(self, file: str, *documents: object) -> None:
+        _write(self.folder / file, *documents)
+
+    def add(self, name: str, memory: str = "64Mi", file: str = "") -> Path:
+        """A manifest and the cgroup of its name; that cgroup."""
+        self.write(file or f"{name}.yaml", _pod(name, name, memory))
+        return self.cgroup(name)
+
+
 @pytest.fixture
-def hierarchy(tmp_path: Path) -> Hierarchy:
-    root = tmp_path / "cg"
-    root.mkdir()
-    (root / "cgroup.procs").touch()
-    return Hierarchy(2, root)
-
-
-def _cgroup(hierarchy: Hierarchy, name: str) -> Path:
-    """A literal cgroup, and those above it."""
-    path = hierarchy.root
-    for part in Path(name).parts:
-        path = path / part
-        if not path.exists():
-            # Made complete elsewhere and moved in: the kernel's mkdir gives a complete cgroup at once, too.
-            new = hierarchy.root.parent / "new"
-            new.mkdir()
-            (new / "cgroup.procs").touch()
-            new.rename(path)
-    return path
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "pods"
-    path.mkdir(mode=0o755)
-    return path
+def hierarchy(place: Place) -> Hierarchy:
+    return place.hierarchy
 
 
 @pytest.fixture
-def pods(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
-    opened = open_for(RunConfig(pods=f"manifests:{folder}"), hierarchy, 16 * GI)
-    yield opened
-    opened.close()
+def folder(place: Place) -> Path:
+    return place.folder
+
+
+@pytest.fixture
+def pods(place: Place) -> Iterator[PodSource]:
+    with closing(open_for(RunConfig(pods=f"manifests:{place.folder}"), place.hierarchy, 16 * GI)) as opened:
+        yield opened
 
 
 def _names(change: Change) -> list[str]:

@@ -21,6 +21,9 @@ def programs() -> Iterator[Path]:
 
 @contextmanager
 def running(program: Path, cgroup: Path, user: int = 0, comm: str = "") -> Iterator[int]:
+    """The shell as this program: a copy of it, if the program is not there."""
+    if not program.exists():
+        shutil.copy("/bin/dash", program)
     rename = f"printf '{comm}' > /proc/$$/comm; " if comm else ""
     process = subprocess.Popen(
         [program, "-c", f"{rename}echo; read line"],

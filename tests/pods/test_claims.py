@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroup_procs, cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods import claims, manifest_files
 from monitor.pods.model import Change
 from monitor.side.pod_watch import pod_message
-from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
-from tests.pods.programs import programs as programs
+from tests.pods.manifest_folder import Place, _names, manifest, polled
 from tests.pods.programs import running
 from tests.puppet import Puppet
 
@@ -28,6 +26,13 @@ pytestmark = [
 NOBODY = 65534
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 OTHER = "0f5a1c2e-1111-2222-3333-444455556666"
+
+
+def good_and_bad(node: Path, folder: Path) -> Path:
+    """Two pods; the cgroup of ``bad``."""
+    for pod in ("good", "bad"):
+        manifest(folder, pod, cgroupfs.make(node / pod))
+    return node / "bad"
 
 
 def refused(folder: Path, change: Change, *expected: str) -> None:
@@ -54,14 +59,14 @@ OTHERS = (
 
 
 @pytest.mark.parametrize("path", MACHINES + OTHERS)
-def test_what_the_machine_runs_on_is_refused_by_its_path(hierarchy: Hierarchy, folder: Path, path: str) -> None:
+def test_what_the_machine_runs_on_is_refused_by_its_path(place: Place, path: str) -> None:
     """(All names of units: test_machine.py.)"""
     for name, at in (("good", "good"), ("bad", path)):
-        _cgroup(hierarchy, at)
-        manifest(folder, name, at)
-    change = polled(folder, hierarchy=hierarchy)
+        place.cgroup(at)
+        manifest(place.folder, name, at)
+    change = polled(place.folder, hierarchy=place.hierarchy)
     if path in MACHINES:
-        refused(folder, change, "name a cgroup of the pod's own")
+        refused(place.folder, change, "name a cgroup of the pod's own")
     else:
         assert (_names(change), change.problems) == (["bad", "good"], [])
 
@@ -71,11 +76,8 @@ def test_what_the_machine_runs_on_is_refused_by_its_path(hierarchy: Hierarchy, f
 def test_a_cgroup_with_a_daemon_of_the_machines_is_refused(
     node: Path, folder: Path, programs: Path, name: str, where: str
 ) -> None:
-    shutil.copy("/bin/dash", programs / name)
-    for pod in ("good", "bad"):
-        manifest(folder, pod, cgroupfs.make(node / pod))
-    inner = node / "bad" if where == "itself" else cgroupfs.make(node / "bad/inner")
-    with running(programs / name, inner) as pid:
+    bad = good_and_bad(node, folder)
+    with running(programs / name, bad if where == "itself" else cgroupfs.make(bad / "inner")) as pid:
         refused(folder, polled(folder, node), f"holds the machine's {name} (process {pid})", "name a cgroup without it")
         (programs / name).unlink()  # as an upgrade does: it runs on
         refused(folder, polled(folder, node), f"holds the machine's {name} (process {pid})")
@@ -109,7 +111,6 @@ def test_who_only_calls_himself_sshd_is_not_spared(node: Path, folder: Path, pro
 def test_a_script_has_the_name_that_its_process_has(
     program: str, comm: str, found: str, programs: Path, tmp_path: Path
 ) -> None:
-    shutil.copy("/bin/dash", programs / program)
     with running(programs / program, tmp_path, comm=comm) as pid:
         assert claims.daemon(pid) == found
 
@@ -154,9 +155,7 @@ def test_a_containers_own_sshd_is_not_the_machines(
 def test_a_unit_with_a_mount_namespace_of_its_own_is_the_machines(node: Path, folder: Path, programs: Path) -> None:
     """PrivateTmp= and the like: another namespace with the machine's files in it."""
     shutil.copy("/bin/dash", programs / "kubelet")
-    for name in ("good", "bad"):
-        manifest(folder, name, cgroupfs.make(node / name))
-    with unshared(("--mount",), "", programs / "kubelet", node / "bad") as pid:
+    with unshared(("--mount",), "", programs / "kubelet", good_and_bad(node, folder)) as pid:
         refused(folder, polled(folder, node), f"holds the machine's kubelet (process {pid})")
 
 
@@ -165,24 +164,21 @@ def test_without_the_capability_to_see_its_file_the_name_of_roots_process_will_d
     node: Path, folder: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As without CAP_SYS_PTRACE (which root has here: that the file is hidden is the fake)."""
-    shutil.copy("/bin/dash", programs / "sshd")
     monkeypatch.setattr("monitor.kernel.procfs.Process.exe", lambda _self: None)
     monkeypatch.setattr("monitor.kernel.procfs.Process.namespace", lambda _self, _kind: None)
-    manifest(folder, "good", cgroupfs.make(node / "good"))
-    manifest(folder, "bad", cgroupfs.make(node / "bad"))
-    with running(programs / "sshd", node / "bad") as pid:
+    bad = good_and_bad(node, folder)
+    with running(programs / "sshd", bad) as pid:
         refused(folder, polled(folder, node), f"holds the machine's sshd (process {pid})")
-    with running(programs / "sshd", node / "bad", NOBODY):
+    with running(programs / "sshd", bad, NOBODY):
         assert _names(polled(folder, node)) == ["bad", "good"]
 
 
 @pytest.mark.live
 def test_what_outrace_was_started_from_is_refused(node: Path, folder: Path) -> None:
-    for pod in ("good", "bad"):
-        manifest(folder, pod, cgroupfs.make(node / pod))
-    with Puppet(node / "bad") as shell:
+    bad = good_and_bad(node, folder)
+    with Puppet(bad) as shell:
         shell.do("kept.append(__import__('subprocess').Popen(['sleep', '1000']))")
-        [child] = [pid for pid in cgroup_procs.processes(node / "bad") if pid != shell.pid]
+        [child] = [pid for pid in cgroup_procs.processes(bad) if pid != shell.pid]
         (cgroupfs.detect().root / "cgroup.procs").write_text(str(child))
         try:
             change = polled(folder, node, spared=(child,))
@@ -261,17 +257,14 @@ def test_no_author_of_a_pod_makes_it_a_static_one(
 
 
 @pytest.mark.parametrize("name", ["stranger", "lab", "node", "/", "nodes/p"])
-def test_a_pod_lies_below_the_node(hierarchy: Hierarchy, folder: Path, name: str) -> None:
-    node = _cgroup(hierarchy, "lab/node")
+def test_a_pod_lies_below_the_node(place: Place, name: str) -> None:
+    node = place.cgroup("lab/node")
     for path in ("stranger", "nodes/p", "lab/node/good"):
-        _cgroup(hierarchy, path)
-    manifest(folder, "good", "lab/node/good")
-    manifest(folder, "bad", "lab/node" if name == "node" else name)
-    change = polled(folder, node, hierarchy)
-    assert _names(change) == ["good"]
-    [problem] = change.problems
-    assert problem.startswith(f"{folder}/bad.json: document 1: metadata.annotations[outrace/cgroup]: cgroup ")
-    assert f"is not below the node {node}; name a cgroup below it, or start outrace with another" in problem
+        place.cgroup(path)
+    manifest(place.folder, "good", "lab/node/good")
+    manifest(place.folder, "bad", "lab/node" if name == "node" else name)
+    expected = f"is not below the node {node}; name a cgroup below it, or start outrace with another"
+    refused(place.folder, polled(place.folder, node, place.hierarchy), expected)
 
 
 @pytest.mark.live
@@ -297,7 +290,7 @@ def test_a_pod_with_outrace_in_it_is_refused(node: Path, folder: Path, where: st
         assert problem.endswith("name a cgroup without it, or remove the manifest")
 
 
-def test_what_is_no_regular_file_is_reported_and_not_waited_for(hierarchy: Hierarchy, folder: Path) -> None:
+def test_what_is_no_regular_file_is_reported_and_not_waited_for(place: Place, folder: Path) -> None:
     os.mkfifo(folder / "fifo.yaml")
     (folder / "zero.yaml").symlink_to("/dev/zero")
     (folder / "loop.yaml").symlink_to("loop.yaml")
@@ -307,9 +300,8 @@ def test_what_is_no_regular_file_is_reported_and_not_waited_for(hierarchy: Hiera
             assert manifest_files.read(folder / name).problems == (
                 f"{folder / name}: not a regular file but a FIFO, socket or device; remove it",
             )
-        _cgroup(hierarchy, "good")
-        manifest(folder, "z", "good")
-        change = polled(folder, None, hierarchy)
+        place.add("z")
+        change = polled(folder, None, place.hierarchy)
     assert _names(change) == ["z"]
     assert len(change.problems) == 4
     assert sum("loop.yaml: cannot be read: Too many levels of symbolic links" in p for p in change.problems) == 1

@@ -14,7 +14,6 @@ from monitor.pods.cluster_source import UNLISTED_S
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
 from tests.pods.cluster import Cluster, a_pod, look, named, uid_of
-from tests.pods.cluster import cluster as cluster
 from tests.pods.test_feed import names
 from tests.waiting import until
 

@@ -14,7 +14,6 @@ from monitor.pods.feed import LINGER_S, STORE_S, Known, PodCache, PodFeed, known
 from monitor.pods.manifest_files import Manifest
 from tests.kube.clock import WaitedClock
 from tests.pods.cluster import Cluster, a_pod
-from tests.pods.cluster import cluster as cluster
 from tests.puppet import TIMEOUT_S
 
 Object = dict[str, Any]

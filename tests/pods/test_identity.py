@@ -4,9 +4,7 @@ import os
 
 import pytest
 
-from tests.pods.unit_tree import MANAGER, Start, Tree, again, source
-from tests.pods.unit_tree import start as start
-from tests.pods.unit_tree import tree as tree
+from tests.pods.unit_tree import MANAGER, Machine, again
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 #: Names of units that were, or look, the same as the next one.
@@ -20,9 +18,9 @@ TWINS = (
 
 
 @pytest.mark.parametrize("above", [f"{MANAGER}/app.slice", "system.slice"])
-def test_every_twin_is_a_pod_of_its_own(tree: Tree, start: Start, above: str) -> None:
-    made = {start(f"{above}/{os.fsdecode(name)}") for name in TWINS}
-    with source(tree) as found:
+def test_every_twin_is_a_pod_of_its_own(machine: Machine, above: str) -> None:
+    made = {machine.start(f"{above}/{os.fsdecode(name)}") for name in TWINS}
+    with machine.source() as found:
         change = found.poll()
         assert change.problems == []
         assert {one.cgroup for one in found.pods.values()} == made

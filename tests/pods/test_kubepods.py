@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.owner import distrust
 from monitor.pods.cgroup_tree import believed, candidate_paths, holds_pods, kubepods_of
 from monitor.pods.model import Change
-from tests.pods.manifest_folder import _cgroup, _names, manifest, polled
+from tests.pods.manifest_folder import Place, _names, manifest, polled
 from tests.pods.test_claims import NOBODY, OTHER, UID
 
 pytestmark = [
@@ -119,12 +118,12 @@ def test_where_the_kubelet_puts_it(tmp_path: Path) -> None:
     assert all(path.is_relative_to(node) for path in candidate_paths(node, root, "/other"))
 
 
-def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(hierarchy: Hierarchy, folder: Path) -> None:
+def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(place: Place, folder: Path) -> None:
     name = f"kubelet-kubepods-pod{UID.replace('-', '_')}.slice"
-    pod = _cgroup(hierarchy, f"docker/abc/kubelet.slice/kubelet-kubepods.slice/{name}")
+    pod = place.cgroup(f"docker/abc/kubelet.slice/kubelet-kubepods.slice/{name}")
 
     def look(where: str | Path, cgroup_root: str = "") -> Change:
-        return polled(where, None, hierarchy, cgroup_root=cgroup_root)
+        return polled(where, None, place.hierarchy, cgroup_root=cgroup_root)
 
     change = look("cgroups")
     assert change.updated == []
@@ -136,8 +135,8 @@ def test_elsewhere_it_is_believed_if_it_holds_a_pod_that_is_known(hierarchy: Hie
     manifest(folder, "web", uid=UID)
     change = look(folder)
     assert uids(change) == [UID]
-    kube = believed(hierarchy, change.updated[0].cgroup)
-    assert (hierarchy.root / kube.root, kube.uid) == (pod.parent, UID)
+    kube = believed(place.hierarchy, change.updated[0].cgroup)
+    assert (place.hierarchy.root / kube.root, kube.uid) == (pod.parent, UID)
 
 
 def test_what_is_not_there_or_not_below_is_not_believed(tmp_path: Path) -> None:
@@ -168,33 +167,31 @@ def test_a_hash_leads_to_its_cgroup_only_for_a_static_pod(
         "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice",
     ],
 )
-def test_a_cgroup_of_many_pods_is_no_pod(hierarchy: Hierarchy, folder: Path, name: str) -> None:
+def test_a_cgroup_of_many_pods_is_no_pod(place: Place, folder: Path, name: str) -> None:
     burstable = "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
     pod = f"{burstable}/kubelet-kubepods-burstable-podabc.slice"
-    _cgroup(hierarchy, pod)
+    place.cgroup(pod)
     manifest(folder, "a", name)
     manifest(folder, "b", pod, uid="abc")
-    change = polled(folder, None, hierarchy)
-    problem = change.problems[0]
+    change = polled(folder, None, place.hierarchy)
     assert _names(change) == ["b"]
-    assert len(change.problems) == 1
+    [problem] = change.problems
     assert f"a.json: document 1: metadata.annotations[outrace/cgroup]: cgroup '{name}' holds the pods of" in problem
 
 
 @pytest.mark.parametrize("spec", ["cgroups", "manifests"])
-def test_only_the_nodes_own_kubepods_is_searched(hierarchy: Hierarchy, folder: Path, spec: str) -> None:
-    stranger = _cgroup(hierarchy, "kubepods/besteffort/podstranger").parent.parent
-    node = _cgroup(hierarchy, "lab/node")
+def test_only_the_nodes_own_kubepods_is_searched(place: Place, spec: str) -> None:
+    stranger = place.cgroup("kubepods/besteffort/podstranger").parent.parent
+    node = place.cgroup("lab/node")
     if spec == "manifests":
-        spec = f"manifests:{folder}"
-        manifest(folder, "s", uid="stranger")
-    change = polled(spec, node, hierarchy)
-    assert change.updated == []
-    assert len(change.problems) == 1
-    assert [f.pod.uid for f in polled(spec, None, hierarchy).updated] == ["stranger"]  # the machine as the node
-    assert [f.pod.uid for f in polled(spec, stranger, hierarchy).updated] == ["stranger"]  # kubepods as the node
-    _cgroup(hierarchy, "lab/node/kubepods/besteffort/podstranger")
-    assert [f.cgroup for f in polled(spec, node, hierarchy).updated] == [node / "kubepods/besteffort/podstranger"]
+        spec = f"manifests:{place.folder}"
+        manifest(place.folder, "s", uid="stranger")
+    change = polled(spec, node, place.hierarchy)
+    assert (change.updated, len(change.problems)) == ([], 1)
+    for whole in (None, stranger):  # the machine as the node, and kubepods
+        assert uids(polled(spec, whole, place.hierarchy)) == ["stranger"]
+    own = place.cgroup("lab/node/kubepods/besteffort/podstranger")
+    assert [found.cgroup for found in polled(spec, node, place.hierarchy).updated] == [own]
 
 
 @pytest.mark.live

@@ -18,7 +18,7 @@ from monitor.pods.source import open_for
 from monitor.pods.spec_source import ManifestSource
 from monitor.settings.config import RunConfig
 from monitor.side.pod_watch import pod_message
-from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _wait, _write, manifest
+from tests.pods.manifest_folder import GI, Place, _names, _pod, _wait, _write, manifest
 
 DATA = Path(__file__).parent.parent / "data" / "pods"
 
@@ -37,9 +37,9 @@ def test_manifests_without_a_directory(hierarchy: Hierarchy, spec: str, expected
     assert "\n" not in str(e.value)
 
 
-def test_a_pod_with_an_annotated_cgroup(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    cgroup = _cgroup(hierarchy, "lab/web")
-    _write(folder / "web.yaml", _pod("web", "lab/web"))
+def test_a_pod_with_an_annotated_cgroup(place: Place, pods: PodSource) -> None:
+    place.write("web.yaml", _pod("web", "lab/web"))
+    cgroup = place.cgroup("lab/web")
     change = pods.poll()
     assert (change.removed, change.problems) == ([], [])
     [found] = change.updated
@@ -49,31 +49,31 @@ def test_a_pod_with_an_annotated_cgroup(folder: Path, hierarchy: Hierarchy, pods
     assert pods.poll() == Change()
 
 
-def test_container_annotations_and_their_cgroups_appearing(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    cgroup = _cgroup(hierarchy, "web")
-    _write(folder / "web.yaml", _pod("web", "/web", main="web/main"))
+def test_container_annotations_and_their_cgroups_appearing(place: Place, pods: PodSource) -> None:
+    cgroup = place.cgroup("web")
+    place.write("web.yaml", _pod("web", "/web", main="web/main"))
     change = pods.poll()
     assert change.updated[0].containers == {}
     assert len(change.problems) == 1
     assert (
         f"metadata.annotations[outrace/cgroup.main]: no cgroup {cgroup}/main yet, waiting for it" in change.problems[0]
     )
-    main = _cgroup(hierarchy, "web/main")
+    main = place.cgroup("web/main")
     [found] = _wait(pods).updated
     assert found.containers == {"main": main}
 
 
-def test_yaml_documents_json_and_lists(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+def test_yaml_documents_json_and_lists(place: Place, pods: PodSource) -> None:
     for name in "abcdef":
-        _cgroup(hierarchy, name)
-    _write(folder / "1.yaml", _pod("a", "a"), None, _pod("b", "b"))
-    _write(folder / "2.json", _pod("c", "c"))
+        place.cgroup(name)
+    place.write("1.yaml", _pod("a", "a"), None, _pod("b", "b"))
+    place.write("2.json", _pod("c", "c"))
     items = [_pod("d", "d"), {k: v for k, v in _pod("e", "e").items() if k == "metadata"}]
-    _write(folder / "3.yml", {"apiVersion": "v1", "kind": "List", "items": items}, _pod("f", "f"))
+    place.write("3.yml", {"apiVersion": "v1", "kind": "List", "items": items}, _pod("f", "f"))
     for name in (".hidden.yaml", "a.yaml~", "#a.yaml#", ".a.yaml.swp", "notes.txt", "4913"):
-        (folder / name).write_text("not: a pod")
-    (folder / "directory.yaml").mkdir()
-    (folder / "dangling.yaml").symlink_to("nowhere")
+        (place.folder / name).write_text("not: a pod")
+    (place.folder / "directory.yaml").mkdir()
+    (place.folder / "dangling.yaml").symlink_to("nowhere")
     change = pods.poll()
     assert sorted(_names(change)) == list("abcdef")
     assert change.problems == []
@@ -110,19 +110,15 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD, ids=range(len(BAD)))
-def test_bad_manifests_are_one_line_each_and_the_others_still_count(
-    folder: Path, hierarchy: Hierarchy, pods: PodSource, text: str
-) -> None:
-    _cgroup(hierarchy, "good")
-    _cgroup(hierarchy, "other")
-    _cgroup(hierarchy, "elsewhere")
-    _write(folder / "z-other.yaml", _pod("other", "other"))
-    (folder / "bad.yaml").write_text(text)
+def test_bad_manifests_are_one_line_each_and_the_others_still_count(place: Place, pods: PodSource, text: str) -> None:
+    place.cgroup("good")
+    place.add("other", file="z-other.yaml")
+    (place.folder / "bad.yaml").write_text(text)
     change = pods.poll()
     assert _names(change) == ["other"]
     assert len(change.problems) == 1
     [problem] = change.problems
-    assert problem.startswith(f"{folder}/bad.yaml: ")
+    assert problem.startswith(f"{place.folder}/bad.yaml: ")
     assert "\n" not in problem
     assert len(problem) < 400
     assert re.search(BAD[text], problem), problem
@@ -132,62 +128,60 @@ def test_bad_manifests_are_one_line_each_and_the_others_still_count(
 
 
 @pytest.mark.parametrize("name", ["a" * 256 + "/b", "a/" * 3000], ids=["a part", "all"])
-def test_a_cgroup_of_a_name_that_no_cgroup_has_is_one_problem(folder: Path, pods: PodSource, name: str) -> None:
-    _write(folder / "a.yaml", _pod("a", name))
+def test_a_cgroup_of_a_name_that_no_cgroup_has_is_one_problem(place: Place, pods: PodSource, name: str) -> None:
+    place.write("a.yaml", _pod("a", name))
     [problem] = pods.poll().problems
     assert problem.endswith(" yet, waiting for it; create it, or correct the annotation")
 
 
-def test_a_pod_that_ended_is_not_waited_for(folder: Path, pods: PodSource) -> None:
-    _write(folder / "a.yaml", {**_pod("a", "a"), "status": {"phase": "Failed", "reason": "Evicted"}})
+def test_a_pod_that_ended_is_not_waited_for(place: Place, pods: PodSource) -> None:
+    place.write("a.yaml", {**_pod("a", "a"), "status": {"phase": "Failed", "reason": "Evicted"}})
     assert pods.poll() == Change()
 
 
-def test_a_bad_document_leaves_the_good_ones_of_its_file(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    _cgroup(hierarchy, "a")
-    _cgroup(hierarchy, "c")
-    _write(folder / "all.yaml", _pod("a", "a"), {"kind": "Service"}, _pod("c", "c"))
+def test_a_bad_document_leaves_the_good_ones_of_its_file(place: Place, pods: PodSource) -> None:
+    place.cgroup("a")
+    place.cgroup("c")
+    place.write("all.yaml", _pod("a", "a"), {"kind": "Service"}, _pod("c", "c"))
     change = pods.poll()
     assert _names(change) == ["a", "c"]
     assert len(change.problems) == 1
     assert ": document 2: kind: not a v1 Pod" in change.problems[0]
 
 
-def test_two_pods_may_not_share(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    _cgroup(hierarchy, "a/inner")
-    _cgroup(hierarchy, "b")
-    _write(folder / "1.yaml", _pod("a", "a"))
-    _write(folder / "2.yaml", _pod("a", "b"))  # the same uid
-    _write(folder / "3.yaml", _pod("c", "a/inner"))  # inside
-    _write(folder / "4.yaml", _pod("d", "a"))  # the same
-    _cgroup(hierarchy, "e/inner")
-    _write(folder / "5.yaml", _pod("e", "e/inner"))
-    _write(folder / "6.yaml", _pod("f", "e"))  # around
+def test_two_pods_may_not_share(place: Place, pods: PodSource) -> None:
+    place.cgroup("a/inner")
+    place.cgroup("b")
+    place.add("a", file="1.yaml")
+    place.write("2.yaml", _pod("a", "b"))  # the same uid
+    place.write("3.yaml", _pod("c", "a/inner"))  # inside
+    place.write("4.yaml", _pod("d", "a"))  # the same
+    place.cgroup("e/inner")
+    place.write("5.yaml", _pod("e", "e/inner"))
+    place.write("6.yaml", _pod("f", "e"))  # around
     change = pods.poll()
     assert _names(change) == ["a", "e"]
     assert len(change.problems) == 4
-    assert f"metadata.uid: uid-a is also the pod of {folder}/1.yaml: document 1; remove one" in change.problems[0]
+    assert f"metadata.uid: uid-a is also the pod of {place.folder}/1.yaml: document 1; remove one" in change.problems[0]
     assert all("is shared with the pod of" in p for p in change.problems[1:])
 
 
 @pytest.mark.parametrize("driver", ["cgroupfs", "systemd"])
-def test_without_annotation_the_kubepods_tree_is_searched(
-    folder: Path, hierarchy: Hierarchy, pods: PodSource, driver: str
-) -> None:
-    manifest(folder, "web", uid="11-22")
+def test_without_annotation_the_kubepods_tree_is_searched(place: Place, pods: PodSource, driver: str) -> None:
+    manifest(place.folder, "web", uid="11-22")
     assert "no cgroup of pod 11-22 under any kubepods yet" in pods.poll().problems[0]
     name = "kubepods/burstable/pod11-22"
     if driver == "systemd":
         name = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod11_22.slice"
-    path = _cgroup(hierarchy, name)
+    path = place.cgroup(name)
     [found] = _wait(pods).updated
     assert (found.cgroup, found.containers) == (path, {"main": path})
 
 
-def test_the_recorded_pods_in_the_recorded_tree(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
+def test_the_recorded_pods_in_the_recorded_tree(place: Place, pods: PodSource) -> None:
     for line in (DATA / "cgroup-tree-v1.txt").read_text().splitlines():
-        _cgroup(hierarchy, line.split()[0].lstrip("/"))
-    (folder / "pods.json").write_bytes((DATA / "pods.json").read_bytes())
+        place.cgroup(line.split()[0].lstrip("/"))
+    (place.folder / "pods.json").write_bytes((DATA / "pods.json").read_bytes())
     change = pods.poll()
     assert change.problems == []
     found = {f.pod.name: f for f in change.updated}
@@ -204,26 +198,26 @@ def test_the_recorded_pods_in_the_recorded_tree(folder: Path, hierarchy: Hierarc
     assert pod_message(found["guaranteed-node1"]).grace_s == 1
 
 
-def test_manifests_appear_change_and_vanish(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    _cgroup(hierarchy, "a")
-    _cgroup(hierarchy, "b")
+def test_manifests_appear_change_and_vanish(place: Place, pods: PodSource) -> None:
+    place.cgroup("a")
+    place.cgroup("b")
     assert pods.poll() == Change()
-    _write(folder / "a.yaml", _pod("a", "a"))
+    place.add("a")
     assert _names(_wait(pods)) == ["a"]
-    _write(folder / "b.json", _pod("b", "b"))
+    place.add("b", file="b.json")
     assert _names(_wait(pods)) == ["b"]
-    _write(folder / "a.yaml", _pod("a", "a", "96Mi"))
+    place.add("a", "96Mi")
     [found] = _wait(pods).updated
     assert pod_message(found).request == 96 << 20
-    (folder / "a.yaml").rename(folder / "c.yaml")
+    (place.folder / "a.yaml").rename(place.folder / "c.yaml")
     assert _wait(pods) == Change()  # the same pod in another file
-    (folder / "c.yaml").unlink()
+    (place.folder / "c.yaml").unlink()
     assert _wait(pods).removed == ["uid-a"]
 
 
-def test_a_change_in_place_of_the_same_size_is_seen(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    _cgroup(hierarchy, "a")
-    path = folder / "a.yaml"
+def test_a_change_in_place_of_the_same_size_is_seen(place: Place, pods: PodSource) -> None:
+    place.cgroup("a")
+    path = place.folder / "a.yaml"
     path.write_text(json.dumps(_pod("a", "a", "11Mi")))
     os.utime(path, (1_700_000_000, 1_700_000_000))
     pods.poll()
@@ -233,9 +227,7 @@ def test_a_change_in_place_of_the_same_size_is_seen(folder: Path, hierarchy: Hie
     assert pod_message(found).request == 22 << 20
 
 
-def test_unchanged_files_are_not_parsed_again(
-    folder: Path, hierarchy: Hierarchy, pods: PodSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unchanged_files_are_not_parsed_again(place: Place, pods: PodSource, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
     real = manifest_files.parse
     monkeypatch.setattr(
@@ -243,61 +235,58 @@ def test_unchanged_files_are_not_parsed_again(
     )
     monkeypatch.setattr(manifest_files, "_TICK_NS", 1 << 62)  # all that was written is young, however slow this is
     for name in "abc":
-        _cgroup(hierarchy, name)
-        _write(folder / f"{name}.yaml", _pod(name, name))
-        os.utime(folder / f"{name}.yaml", (1_700_000_000, 1_700_000_000))
-    assert manifest_files.read(folder / "a.yaml").stamp == ()  # what is so young may change within a tick of its times
+        place.add(name)
+        os.utime(place.folder / f"{name}.yaml", (1_700_000_000, 1_700_000_000))
+    # What is so young may change within a tick of its times.
+    assert manifest_files.read(place.folder / "a.yaml").stamp == ()
     parsed.clear()
     monkeypatch.setattr(manifest_files, "_TICK_NS", -1)  # and all is old
     pods.poll()
     assert sorted(parsed) == ["a.yaml", "b.yaml", "c.yaml"]
     parsed.clear()
-    _write(folder / "b.yaml", _pod("b", "b", "1Gi"))
+    place.add("b", "1Gi")
     assert _names(_wait(pods)) == ["b"]
     assert set(parsed) == {"b.yaml"}
 
 
-def test_a_file_that_breaks_keeps_its_pod_until_it_is_mended_or_removed(
-    folder: Path, hierarchy: Hierarchy, pods: PodSource
-) -> None:
-    _cgroup(hierarchy, "a")
-    _write(folder / "a.yaml", _pod("a", "a"))
+def test_a_file_that_breaks_keeps_its_pod_until_it_is_mended_or_removed(place: Place, pods: PodSource) -> None:
+    place.add("a")
     assert _names(pods.poll()) == ["a"]
-    (folder / "a.yaml").write_text("kind: [")
+    (place.folder / "a.yaml").write_text("kind: [")
     change = _wait(pods)
     assert (change.updated, change.removed) == ([], [])
     assert "correct the syntax (still used as it was: default/a)" in change.problems[0]
-    _write(folder / "a.yaml", _pod("a", "a", "1Gi"))
+    place.add("a", "1Gi")
     assert _names(_wait(pods)) == ["a"]
-    (folder / "a.yaml").write_text("")
+    (place.folder / "a.yaml").write_text("")
     _wait(pods)
-    (folder / "a.yaml").unlink()
+    (place.folder / "a.yaml").unlink()
     assert _wait(pods).removed == ["uid-a"]
 
 
-def test_a_cgroup_is_awaited_lost_and_found_again(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    _write(folder / "a.yaml", _pod("a", "deep/down/a"))
+def test_a_cgroup_is_awaited_lost_and_found_again(place: Place, pods: PodSource) -> None:
+    place.write("a.yaml", _pod("a", "deep/down/a"))
     assert len(pods.poll().problems) == 1
-    cgroup = _cgroup(hierarchy, "deep/down/a")
+    cgroup = place.cgroup("deep/down/a")
     [found] = _wait(pods).updated
     assert found.cgroup == cgroup
-    cgroup.rename(hierarchy.root.parent / "gone")
+    cgroup.rename(place.hierarchy.root.parent / "gone")
     change = _wait(pods)
     assert change.removed == ["uid-a"]
     assert "no cgroup" in change.problems[0]
-    _cgroup(hierarchy, "deep/down/a")
+    place.cgroup("deep/down/a")
     [again] = _wait(pods).updated
     assert again.cgroup_ids != found.cgroup_ids
 
 
 def test_what_appears_between_a_scan_and_its_watches_is_not_missed(
-    folder: Path, hierarchy: Hierarchy, pods: PodSource, monkeypatch: pytest.MonkeyPatch
+    place: Place, pods: PodSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _write(folder / "a.yaml", _pod("a", "a"))
+    place.write("a.yaml", _pod("a", "a"))
     watch_only = Watcher.watch_only
 
     def late(self: Watcher, wanted: dict[Path, int]) -> bool:
-        _cgroup(hierarchy, "a")  # just before its directory is watched, just after it was looked for
+        place.cgroup("a")  # just before its directory is watched, just after it was looked for
         return watch_only(self, wanted)
 
     monkeypatch.setattr(Watcher, "watch_only", late)
@@ -307,7 +296,7 @@ def test_what_appears_between_a_scan_and_its_watches_is_not_missed(
 
 
 def test_a_pod_is_looked_at_again_when_something_happened_to_it_and_each_minute(
-    folder: Path, hierarchy: Hierarchy, pods: PodSource, monkeypatch: pytest.MonkeyPatch
+    place: Place, pods: PodSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[str] = []
     find = ManifestSource._find
@@ -323,77 +312,70 @@ def test_a_pod_is_looked_at_again_when_something_happened_to_it_and_each_minute(
         return found
 
     for name in ("a", "b"):
-        _cgroup(hierarchy, name)
-        _write(folder / f"{name}.yaml", _pod(name, name))
+        place.add(name)
     assert looks() == ["a", "b"]
-    _cgroup(hierarchy, "c")
-    _write(folder / "c.yaml", _pod("c", "c"))
+    place.add("c")
     assert looks() == ["c"]
-    shutil.rmtree(hierarchy.root / "a")
-    _cgroup(hierarchy, "a")
-    _write(folder / "b.yaml", _pod("b", "b", memory="3Gi"))
+    shutil.rmtree(place.hierarchy.root / "a")
+    place.cgroup("a")
+    place.add("b", "3Gi")
     assert looks() == ["a", "b"]
     monkeypatch.setattr(pods, "_until_s", 0.0)
-    _cgroup(hierarchy, "d")
+    place.cgroup("d")
     assert looks() == ["a", "b", "c"]
 
 
-def test_the_kubelets_directory_of_an_annotated_pod_is_seen_when_it_comes(
-    folder: Path, hierarchy: Hierarchy, pods: PodSource
-) -> None:
-    _write(folder / "a.yaml", _pod("a", "own"))
+def test_the_kubelets_directory_of_an_annotated_pod_is_seen_when_it_comes(place: Place, pods: PodSource) -> None:
+    place.write("a.yaml", _pod("a", "own"))
     for name in ("kubepods", "own", "kubepods/burstable", "kubepods/burstable/poduid-a"):
-        _cgroup(hierarchy, name)
+        place.cgroup(name)
         for _ in range(3):
             pods.poll()
-    assert pods.pods["uid-a"].cgroup == hierarchy.root / "kubepods/burstable/poduid-a"
+    assert pods.pods["uid-a"].cgroup == place.hierarchy.root / "kubepods/burstable/poduid-a"
 
 
-def test_linked_files_as_a_mounted_config_map_has_them(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    _cgroup(hierarchy, "a")
+def test_linked_files_as_a_mounted_config_map_has_them(place: Place, pods: PodSource) -> None:
+    place.cgroup("a")
     for version, memory in (("..v1", "1Gi"), ("..v2", "2Gi")):
-        (folder / version).mkdir()
-        _write(folder / version / "a.yaml", _pod("a", "a", memory))
-    (folder / "..data").symlink_to("..v1")
-    (folder / "a.yaml").symlink_to("..data/a.yaml")
+        (place.folder / version).mkdir()
+        _write(place.folder / version / "a.yaml", _pod("a", "a", memory))
+    (place.folder / "..data").symlink_to("..v1")
+    (place.folder / "a.yaml").symlink_to("..data/a.yaml")
     assert pod_message(pods.poll().updated[0]).request == GI
-    (folder / "..new").symlink_to("..v2")
-    (folder / "..new").rename(folder / "..data")
+    (place.folder / "..new").symlink_to("..v2")
+    (place.folder / "..new").rename(place.folder / "..data")
     assert pod_message(_wait(pods).updated[0]).request == 2 * GI
 
 
-def test_the_directory_itself_goes_and_comes_back(folder: Path, hierarchy: Hierarchy, pods: PodSource) -> None:
-    _cgroup(hierarchy, "a")
-    _write(folder / "a.yaml", _pod("a", "a"))
+def test_the_directory_itself_goes_and_comes_back(place: Place, pods: PodSource) -> None:
+    place.add("a")
     pods.poll()
-    folder.rename(folder.with_name("away"))
+    place.folder.rename(place.folder.with_name("away"))
     change = _wait(pods)
     assert change.removed == []
     assert "its last manifests stay in use until it is back" in change.problems[0]
-    folder.mkdir()
+    place.folder.mkdir()
     assert pods.poll().removed == ["uid-a"]  # no event announces it: polls look
-    _write(folder / "b.yaml", _pod("a", "a"))
+    place.add("a")
     assert _names(_wait(pods)) == ["a"]
 
 
-def test_without_inotify_polls_alone_see_everything(
-    folder: Path, hierarchy: Hierarchy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_inotify_polls_alone_see_everything(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as refused:
         refused.setattr(os, "O_CLOEXEC", -1)  # a flag that inotify_init1 does not know
-        blind = open_for(RunConfig(pods=f"manifests:{folder}"), hierarchy, GI)
+        blind = open_for(RunConfig(pods=f"manifests:{place.folder}"), place.hierarchy, GI)
     assert blind.fileno() is None
     assert blind.poll() == Change()
-    _write(folder / "a.yaml", _pod("a", "a"))
+    place.write("a.yaml", _pod("a", "a"))
     assert len(blind.poll().problems) == 1
-    cgroup = _cgroup(hierarchy, "a")
+    cgroup = place.cgroup("a")
     assert _names(blind.poll()) == ["a"]
-    path = folder / "a.yaml"
+    path = place.folder / "a.yaml"
     for memory in ("11Mi", "22Mi"):  # the same size at the same time: younger than the clock can show
         path.write_text(json.dumps(_pod("a", "a", memory)))
         os.utime(path, (4_000_000_000, 4_000_000_000))
         [found] = blind.poll().updated
         assert found.pod.containers[0].requests["memory"].value == int(memory[:2]) << 20
-    cgroup.rename(hierarchy.root.parent / "gone")
+    cgroup.rename(place.hierarchy.root.parent / "gone")
     assert blind.poll().removed == ["uid-a"]
     blind.close()

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests import others
 from tests.commands import run
 from tests.daemon.config_files import build
 from tests.filesystems import Mounts
-from tests.pods.manifest_folder import GI, _cgroup, _names, _pod, _write
+from tests.pods.manifest_folder import GI, Place, _names, _pod, _write
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give files to another user")
@@ -28,12 +28,10 @@ NOBODY = 65534
 
 
 @pytest.fixture
-def source(folder: Path, hierarchy: Hierarchy) -> Iterator[PodSource]:
+def source(place: Place, pods: PodSource) -> PodSource:
     for name in ("a", "b"):
-        _cgroup(hierarchy, name)
-        _write(folder / f"{name}.json", _pod(name, name))
-    with closing(open_for(RunConfig(pods=f"manifests:{folder}"), hierarchy, 16 * GI)) as opened:
-        yield opened
+        place.add(name, file=f"{name}.json")
+    return pods
 
 
 @contextmanager
@@ -121,11 +119,7 @@ def own(path: Path) -> None:
     os.chown(path, NOBODY, -1)
 
 
-def open_to_all(path: Path) -> None:
-    path.chmod(0o666)
-
-
-@pytest.mark.parametrize("spoil", [own, open_to_all])
+@pytest.mark.parametrize("spoil", [own, lambda path: path.chmod(0o666)], ids=["owner", "mode"])
 def test_a_file_of_others_is_refused_and_the_rest_stays_in_force(
     folder: Path, source: PodSource, spoil: Callable[[Path], None]
 ) -> None:
@@ -150,13 +144,13 @@ def test_a_file_that_came_to_be_anothers_keeps_its_last_good_pods(folder: Path, 
 
 @pytest.mark.parametrize("wrong", ["", "target", "directory", "link on the way", "sticky link"])
 def test_a_link_is_followed_where_root_alone_could_have_made_the_way(
-    tmp_path: Path, folder: Path, hierarchy: Hierarchy, source: PodSource, wrong: str
+    tmp_path: Path, place: Place, source: PodSource, wrong: str
 ) -> None:
     assert _names(source.poll()) == ["a", "b"]
     home = tmp_path / "home"
     home.mkdir(mode=0o755)
     target = home / "c.json"
-    _cgroup(hierarchy, "c")
+    place.cgroup("c")
     _write(target, _pod("c", "c"))
     way = target
     if wrong == "target":
@@ -177,7 +171,7 @@ def test_a_link_is_followed_where_root_alone_could_have_made_the_way(
         with entered(sticky):
             others.does(f"os.symlink('{target}', '{sticky}/c.json')")
         way = sticky / "c.json"
-    (folder / "c.json").symlink_to(way)
+    (place.folder / "c.json").symlink_to(way)
     change = source.poll()
     assert _names(change) == ([] if wrong else ["c"])
     assert len(change.problems) == bool(wrong)

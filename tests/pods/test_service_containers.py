@@ -13,26 +13,11 @@ from monitor.pods import model, runtimes
 from monitor.pods.runtimes import Runtimes
 from monitor.policy.resources import pod_request
 from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime, podman
-from tests.pods.unit_tree import (
-    ID,
-    MANAGER,
-    MI,
-    OTHER,
-    POD,
-    USER,
-    Start,
-    Tree,
-    again,
-    looked,
-    pods,
-    source,
-    write_request,
-)
-from tests.pods.unit_tree import start as start
-from tests.pods.unit_tree import tree as tree
+from tests.pods.unit_tree import ID, MANAGER, MI, OTHER, POD, USER, Machine, again, pid_of, pods
 from tests.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
+UNIT = "system.slice/web.service"
 
 
 @pytest.fixture
@@ -45,11 +30,10 @@ def docker(tmp_path: Path) -> Iterator[FakeRuntime]:
         yield server
 
 
-def test_containers_have_names_and_labels(tree: Tree, start: Start, docker: FakeRuntime, tmp_path: Path) -> None:
-    start(f"system.slice/docker-{ID}.scope")
-    start(f"docker/{OTHER}")
+def test_containers_have_names_and_labels(machine: Machine, docker: FakeRuntime, tmp_path: Path) -> None:
+    machine.start(f"system.slice/docker-{ID}.scope", f"docker/{OTHER}")
     known = Runtimes({"docker": str(tmp_path / "docker.sock")})
-    with source(tree, runtimes=known) as found:
+    with machine.source(runtimes=known) as found:
         assert found.poll().problems == []
         web, db = pods(found)["docker/web"], pods(found)["docker/db"]
         assert (web.priority, web.taken_critical) == (5, "")
@@ -76,44 +60,45 @@ def test_a_label_of_an_image_is_not_its_operators(tmp_path: Path, prefix: str) -
     assert db.labels == {"outrace/never": "true"}
 
 
-def test_containers_of_a_runtime_that_does_not_answer_are_not_evicted(tree: Tree, start: Start, tmp_path: Path) -> None:
-    start(f"system.slice/docker-{ID}.scope")
-    start(f"system.slice/docker-{OTHER}.scope")
+def test_until_its_runtime_answers_a_container_stays(machine: Machine, tmp_path: Path) -> None:
+    """Also one in a unit, and with a request; but for what the table has."""
+    machine.start(*(f"system.slice/docker-{ident}.scope" for ident in (ID, OTHER)), "system.slice/plain.service")
+    machine.request(machine.start(f"{UNIT}/libpod-payload-{POD}"), MI)
     rules = {f"docker/{OTHER[:12]}": {"never": False}}
-    with source(tree, rules, runtimes=Runtimes({"docker": str(tmp_path / "none")})) as found:
-        (problem,) = found.poll().problems
-        known = pods(found)
-    assert "docker does not answer" in problem
-    assert "not known" in known[f"docker/{ID[:12]}"].taken_critical
-    assert known[f"docker/{OTHER[:12]}"].taken_critical == ""
+    none = dict.fromkeys(("docker", "podman"), str(tmp_path / "none"))
+    with machine.source(rules, runtimes=Runtimes(none)) as found:
+        unanswered = {problem.partition(" does not answer")[0] for problem in found.poll().problems}
+        known = {name: pod.taken_critical for name, pod in pods(found).items()}
+    assert unanswered == none.keys()
+    why = "its labels, which may forbid it, are not known"
+    stay = {f"docker/{ID[:12]}": why, "system/web.service": why}
+    assert known == {**stay, f"docker/{OTHER[:12]}": "", "system/plain.service": ""}
 
 
 MEMBERS = [{"Id": OTHER, "Names": "shop-infra", "Status": "running"}, {"Id": ID, "Names": "cart", "Status": "running"}]
 
 
-def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(tree: Tree, start: Start, tmp_path: Path) -> None:
+def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(machine: Machine, tmp_path: Path) -> None:
     slice_ = f"machine.slice/machine-libpod_pod_{POD}.slice"
-    cart = start(f"{slice_}/libpod-{ID}.scope")
-    start(f"{slice_}/libpod-{OTHER}.scope")
-    start(f"{slice_}/libpod-conmon-{ID}.scope")
-    write_request(tree[0], cart, 32 * MI)
+    cart = machine.start(*(f"{slice_}/libpod-{name}.scope" for name in (ID, OTHER, f"conmon-{ID}")))
+    machine.request(cart, 32 * MI)
     cgroupfs.set_limit(cart, 64 * MI)
     listed = [{"Id": OTHER, "Names": ["/shop-infra"]}, {"Id": ID, "Names": ["/cart"], "Labels": {}}]
     with podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": {}}) as known:
-        (pod,) = looked(tree, runtimes=known).values()
+        (pod,) = machine.looked(runtimes=known).values()
     assert (pod.namespace, pod.name, pod.taken_critical) == ("podman", "shop", "")
     assert pod_request(pod, "memory").value == 32 * MI
     assert pod.containers[0].limits["memory"].value == 64 * MI
 
 
 @pytest.mark.parametrize("cgroup", ["the pod's", "none"])
-def test_a_container_that_may_never_go_keeps_its_pod(tree: Tree, start: Start, tmp_path: Path, cgroup: str) -> None:
+def test_a_container_that_may_never_go_keeps_its_pod(machine: Machine, tmp_path: Path, cgroup: str) -> None:
     """... and a container whose pod has no cgroup has the pod's priority (podman 4.3 with --infra=false)."""
-    start(f"libpod_parent/{POD}/libpod-{ID}" if cgroup == "the pod's" else f"libpod_parent/libpod-{ID}")
+    machine.start(f"libpod_parent/{POD}/libpod-{ID}" if cgroup == "the pod's" else f"libpod_parent/libpod-{ID}")
     listed = [{"Id": ID, "Names": ["/cart"], "Labels": {"outrace/never": "true"}}]
     labels = {"outrace/priority": "9"}
     with podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": labels}) as known:
-        (pod,) = looked(tree, runtimes=known).values()
+        (pod,) = machine.looked(runtimes=known).values()
     assert pod.name == ("shop" if cgroup == "the pod's" else "cart")
     assert (pod.priority, pod.taken_critical) == (9, "label outrace/never")
 
@@ -152,24 +137,16 @@ def test_an_endless_answer_is_cut_off(tmp_path: Path, monkeypatch: pytest.Monkey
             runtimes.ask(str(tmp_path / "docker.sock"), "/other")
 
 
-UNIT = "system.slice/web.service"
-
-
 def listed(**labels: str) -> list[dict[str, object]]:
     """The container, as podman lists it, with labels of outrace's."""
     return [{"Id": ID, "Names": ["/systemd-web"], "Labels": {f"outrace/{key}": text for key, text in labels.items()}}]
 
 
-def pid_of(path: Path) -> int:
-    return int((path / "cgroup.procs").read_text())
-
-
 @pytest.mark.parametrize("above", ["system.slice", "user.slice/user-0.slice/user@0.service/app.slice"])
-def test_the_unit_has_the_containers_labels(tree: Tree, start: Start, tmp_path: Path, above: str) -> None:
-    payload = start(f"{above}/web.service/libpod-payload-{ID}")
-    start(f"{above}/web.service/runtime")
+def test_the_unit_has_the_containers_labels(machine: Machine, tmp_path: Path, above: str) -> None:
+    payload = machine.start(f"{above}/web.service/libpod-payload-{ID}", f"{above}/web.service/runtime")
     cgroupfs.set_limit(payload, 64 * MI)
-    with podman(tmp_path, listed(priority="7", request="24Mi"), {}) as known, source(tree, runtimes=known) as found:
+    with podman(tmp_path, listed(priority="7", request="24Mi"), {}) as known, machine.source(runtimes=known) as found:
         assert found.poll().problems == []
         (pod,) = pods(found).values()
     assert (pod.name, pod.namespace, pod.priority) == ("web.service", "user-0" if "user" in above else "system", 7)
@@ -178,57 +155,49 @@ def test_the_unit_has_the_containers_labels(tree: Tree, start: Start, tmp_path: 
     assert pod.containers[0].limits["memory"].value == 64 * MI
 
 
-def test_labels_of_the_container_and_the_tables_names_count(tree: Tree, start: Start, tmp_path: Path) -> None:
-    start(f"{UNIT}/libpod-payload-{ID}")
+def test_labels_of_the_container_and_the_tables_names_count(machine: Machine, tmp_path: Path) -> None:
+    machine.start(f"{UNIT}/libpod-payload-{ID}")
     with podman(tmp_path, listed(never="true", priority="7"), {}) as known:
-        assert looked(tree, runtimes=known)["system/web.service"].taken_critical == "label outrace/never"
+        assert machine.looked(runtimes=known)["system/web.service"].taken_critical == "label outrace/never"
         for pattern in ("podman/systemd-web", "system/web*", "web.service"):
-            assert looked(tree, {pattern: {"priority": 3}}, runtimes=known)["system/web.service"].priority == 3
-
-
-def test_until_podman_answers_it_stays(tree: Tree, start: Start, tmp_path: Path) -> None:
-    write_request(tree[0], start(f"{UNIT}/libpod-payload-{ID}"), MI)
-    start("system.slice/plain.service")
-    with source(tree, runtimes=Runtimes({"podman": str(tmp_path / "none")})) as found:
-        (problem,) = found.poll().problems
-        known = pods(found)
-    assert "podman does not answer" in problem
-    assert known["system/web.service"].taken_critical == "its labels, which may forbid it, are not known"
-    assert known["system/plain.service"].taken_critical == ""
+            assert machine.looked({pattern: {"priority": 3}}, runtimes=known)["system/web.service"].priority == 3
 
 
 @pytest.mark.parametrize("shape", ["a unit", "a pod of podman"])
 def test_conmon_beside_a_container_does_not_spare_it(
-    tree: Tree, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     """conmon gives itself -1000 (which takes CAP_SYS_RESOURCE, that a machine of tests may not have: the one fake)."""
     if shape == "a unit":
-        inside, conmon = start(f"{UNIT}/libpod-payload-{ID}"), start(f"{UNIT}/runtime")
+        inside, conmon = machine.start(f"{UNIT}/libpod-payload-{ID}"), machine.start(f"{UNIT}/runtime")
     else:
         slice_ = f"machine.slice/machine-libpod_pod_{POD}.slice"
-        inside, conmon = start(f"{slice_}/libpod-{ID}.scope"), start(f"{slice_}/libpod-conmon-{ID}.scope")
+        inside, conmon = (
+            machine.start(f"{slice_}/libpod-{ID}.scope"),
+            machine.start(f"{slice_}/libpod-conmon-{ID}.scope"),
+        )
     scores = {pid_of(inside): 250, pid_of(conmon): -1000}
     monkeypatch.setattr(Process, "oom_score_adj", lambda self: scores[self.pid])
     with podman(tmp_path, listed(), {}) as known:
-        (pod,) = looked(tree, runtimes=known).values()
+        (pod,) = machine.looked(runtimes=known).values()
     assert (pod.taken_critical, pod.priority) == ("", -250)
 
 
 @pytest.mark.parametrize("unit", [f"{MANAGER}/app.slice/web.service", UNIT], ids=["a user's", "delegated to a user"])
-def test_a_user_hides_nothing_behind_a_directory_of_that_name(tree: Tree, start: Start, unit: str) -> None:
+def test_a_user_hides_nothing_behind_a_directory_of_that_name(machine: Machine, unit: str) -> None:
     """The labels of such a container could never be known. (Rootless podman has others than root's.)"""
-    os.chown(start(f"{unit}/libpod-payload-{ID}").parent, USER, USER)
-    (pod,) = looked(tree).values()  # no runtime was asked: that would be a problem
+    os.chown(machine.start(f"{unit}/libpod-payload-{ID}").parent, USER, USER)
+    (pod,) = machine.looked().values()  # no runtime was asked: that would be a problem
     assert (pod.name, pod.taken_critical) == ("web.service", "")
 
 
 def test_a_container_that_comes_later_is_seen_at_once(
-    tree: Tree, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """podman pulls its image first. No look at everything comes in time."""
     monkeypatch.setattr(model, "RESCAN_S", 3600.0)
-    start(f"{UNIT}/runtime")
-    with podman(tmp_path, listed(never="true"), {}) as known, source(tree, runtimes=known) as found:
+    machine.start(f"{UNIT}/runtime")
+    with podman(tmp_path, listed(never="true"), {}) as known, machine.source(runtimes=known) as found:
 
         def spared() -> str:
             found.poll()
@@ -236,48 +205,46 @@ def test_a_container_that_comes_later_is_seen_at_once(
 
         assert spared() == ""
         until(lambda: (found.poll(), found.due_s())[1] > 1800, "it settles")
-        cgroupfs.make(tree[1] / UNIT / "other")  # what the unit makes of its own costs no scan
+        cgroupfs.make(machine.path / UNIT / "other")  # what the unit makes of its own costs no scan
         before = found._looks
         found.poll()
         assert found._looks is before
-        start(f"{UNIT}/libpod-payload-{ID}")
+        machine.start(f"{UNIT}/libpod-payload-{ID}")
         assert until(spared, "the container") == "label outrace/never"
 
 
-def test_a_container_without_a_process_yet_is_being_started(tree: Tree, start: Start, tmp_path: Path) -> None:
-    start(f"{UNIT}/runtime")
-    cgroupfs.make(tree[1] / UNIT / f"libpod-payload-{ID}")
+def test_a_container_without_a_process_yet_is_being_started(machine: Machine, tmp_path: Path) -> None:
+    machine.start(f"{UNIT}/runtime")
+    cgroupfs.make(machine.path / UNIT / f"libpod-payload-{ID}")
     with podman(tmp_path, listed(), {}) as known:
-        assert "being started" in looked(tree, runtimes=known)["system/web.service"].taken_critical
+        assert "being started" in machine.looked(runtimes=known)["system/web.service"].taken_critical
 
 
 @pytest.mark.parametrize("own", [{"outrace/priority": "7", "other": "x"}, {"outrace/priority": "6"}, {}])
 def test_containers_that_go_together_go_where_their_labels_are_alike(
-    tree: Tree, start: Start, tmp_path: Path, own: dict[str, str]
+    machine: Machine, tmp_path: Path, own: dict[str, str]
 ) -> None:
-    for ident in (ID, OTHER):
-        start(f"{UNIT}/libpod-payload-{ident}")
+    machine.start(*(f"{UNIT}/libpod-payload-{ident}" for ident in (ID, OTHER)))
     with podman(tmp_path, [*listed(priority="7"), {"Id": OTHER, "Names": ["/b"], "Labels": own}], {}) as known:
-        (pod,) = looked(tree, runtimes=known).values()
+        (pod,) = machine.looked(runtimes=known).values()
     alike = (7, ""), (0, "its labels, which may forbid it, are not known")
     assert (pod.priority, pod.taken_critical) == alike["other" not in own]
 
 
 def test_a_pod_for_each_container_of_a_manager_with_directories(
-    tree: Tree, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monitor.pods.services.CONTAINERS", tmp_path)
     (tmp_path / "prod").mkdir()
-    for unit in (
+    machine.start(
         *("lxc/101/ns", "lxc/102/ns/system.slice/nginx.service", "lxc.monitor/101", "lxc.payload.web"),
         *("default/redis", "nomad/share/8f1b.web", "slurm/uid_7/job_7/step_0", "ecs/8f1b/odd", "nomad/odd"),
         *(f"lab/{OTHER}", "docker", "prod/redis", "system.slice/slurmstepd.scope/job_5/odd"),
         *(f"system.slice/slurmstepd.scope/job_5/step_0/{of}" for of in ("user/task_0", "slurm")),
         f"system.slice/containerd.service/system.slice:nerdctl:{ID}",
         *("system.slice/containerd.service", "k8s.io"),
-    ):
-        start(unit)
-    with source(tree, runtimes=Runtimes({})) as found:
+    )
+    with machine.source(runtimes=Runtimes({})) as found:
         assert found.poll().problems == []
         may_go = {name: not pod.taken_critical for name, pod in pods(found).items()}
         may = ("lxc/101", "lxc/102", "cgroup/lxc.payload.web", "nomad/8f1b.web", "slurm/7.0", "slurm/5.0")
@@ -292,15 +259,15 @@ def test_a_pod_for_each_container_of_a_manager_with_directories(
                 "cgroup/k8s.io": True,  # a process is in the directory itself: one pod, with all below it
             }
         )
-        start(f"system.slice/containerd.service/kubepods-burstable.slice:cri-containerd:{OTHER}")
+        machine.start(f"system.slice/containerd.service/kubepods-burstable.slice:cri-containerd:{OTHER}")
         until(lambda: f"cri-containerd/{OTHER[:12]}" in pods(found) or found.poll() is None, "no new container")
 
 
-def test_a_users_service_does_not_split_itself_into_containers(tree: Tree, start: Start) -> None:
-    start(f"{MANAGER}/app.slice/containerd.service/system.slice:nerdctl:{ID}")
-    start(f"system.slice/web.service/system.slice:nerdctl:{ID}")
-    os.chown(start(f"system.slice/containerd.service/a.slice:b:{ID}").parent, USER, USER)
-    assert {name: not pod.taken_critical for name, pod in looked(tree).items()} == {
+def test_a_users_service_does_not_split_itself_into_containers(machine: Machine) -> None:
+    container = f"system.slice:nerdctl:{ID}"
+    machine.start(f"{MANAGER}/app.slice/containerd.service/{container}", f"system.slice/web.service/{container}")
+    os.chown(machine.start(f"system.slice/containerd.service/a.slice:b:{ID}").parent, USER, USER)
+    assert {name: not pod.taken_critical for name, pod in machine.looked().items()} == {
         "user-1000/containerd.service": True,
         "system/web.service": True,
         "system/containerd.service": False,

@@ -11,17 +11,14 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods import services, units
 from monitor.policy.resources import pod_request
-from tests.pods.programs import programs as programs
 from tests.pods.programs import running
-from tests.pods.unit_tree import GI, ID, MANAGER, MI, USER, Start, Tree, again, looked, pods, source, write_request
-from tests.pods.unit_tree import start as start
-from tests.pods.unit_tree import tree as tree
+from tests.pods.unit_tree import GI, ID, MANAGER, MI, USER, Machine, again, pid_of, pods
 from tests.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 
 
-def test_services_sessions_and_scopes_are_pods(tree: Tree, start: Start) -> None:
+def test_services_sessions_and_scopes_are_pods(machine: Machine) -> None:
     may = ["system.slice/nginx.service", f"{MANAGER}/app.slice/app-fire\\x2dfox.scope", "batch"]
     never = {
         "system.slice/ssh.service": "the machine runs on",
@@ -30,9 +27,8 @@ def test_services_sessions_and_scopes_are_pods(tree: Tree, start: Start) -> None
         f"{MANAGER}/init.scope": "the service manager",
         f"{MANAGER}/session.slice/shell.service": "a desktop session",
     }
-    for unit in (*may, *never):
-        start(unit)
-    known = looked(tree)
+    machine.start(*may, *never)
+    known = machine.looked()
     free = {name for name, pod in known.items() if not pod.taken_critical}
     assert free == {"system/nginx.service", "user-1000/app-fire\\x2dfox.scope", "cgroup/batch"}
     reasons = {name.split("/")[1]: pod.taken_critical for name, pod in known.items() if pod.taken_critical}
@@ -41,25 +37,24 @@ def test_services_sessions_and_scopes_are_pods(tree: Tree, start: Start) -> None
         assert why in reasons[unit.split("/")[-1]]
 
 
-def test_a_unit_that_comes_and_one_that_goes(tree: Tree, start: Start) -> None:
-    start("system.slice/a.service")
-    with source(tree) as found:
+def test_a_unit_that_comes_and_one_that_goes(machine: Machine) -> None:
+    gone = machine.start("system.slice/a.service")
+    with machine.source() as found:
         found.poll()
-        start("new.slice/new-b.slice/b.service")
+        machine.start("new.slice/new-b.slice/b.service")
         until(lambda: found.poll() and "new/b.service" in pods(found), "the unit")
         assert set(pods(found)) == {"system/a.service", "new/b.service"}
-        (pid,) = (tree[1] / "system.slice/a.service/cgroup.procs").read_text().split()
-        os.kill(int(pid), 9)
-        os.waitpid(int(pid), 0)
-        (tree[1] / "system.slice/a.service").rmdir()
+        pid = pid_of(gone)
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        gone.rmdir()
         until(lambda: found.poll() and set(pods(found)) == {"new/b.service"}, "its end")
 
 
-def test_what_root_wrote_is_request_and_limit(tree: Tree, start: Start) -> None:
-    hierarchy, _ = tree
-    path = start("system.slice/db.service")
-    write_request(hierarchy, path, 64 * MI)
-    with source(tree) as found:
+def test_what_root_wrote_is_request_and_limit(machine: Machine) -> None:
+    path = machine.start("system.slice/db.service")
+    machine.request(path, 64 * MI)
+    with machine.source() as found:
         found.poll()
         assert pod_request(pods(found)["system/db.service"], "memory").value == 64 * MI
         cgroupfs.set_limit(path, 64 * MI)
@@ -67,22 +62,21 @@ def test_what_root_wrote_is_request_and_limit(tree: Tree, start: Start) -> None:
         until(lambda: found.poll() and pods(found)["system/db.service"].qos_class_status == "Guaranteed", "the limit")
 
 
-def test_a_user_keeps_no_more_than_root_keeps_for_him(tree: Tree, start: Start) -> None:
-    hierarchy, node = tree
-    path = start(f"{MANAGER}/app.slice/greedy.service")
-    os.chown(write_request(hierarchy, path, 8 * GI), USER, USER)
-    os.chown(write_request(hierarchy, path.parent, 8 * GI), USER, USER)
-    if hierarchy.version == 2:
+def test_a_user_keeps_no_more_than_root_keeps_for_him(machine: Machine) -> None:
+    path = machine.start(f"{MANAGER}/app.slice/greedy.service")
+    os.chown(machine.request(path, 8 * GI), USER, USER)
+    os.chown(machine.request(path.parent, 8 * GI), USER, USER)
+    if machine.hierarchy.version == 2:
         os.chown(path / "memory.min", USER, USER)
         os.chown(path.parent / "memory.min", USER, USER)
-    assert pod_request(looked(tree)["user-1000/greedy.service"], "memory").value == 0
-    write_request(hierarchy, node / MANAGER, 32 * MI)
-    assert pod_request(looked(tree)["user-1000/greedy.service"], "memory").value == 32 * MI
+    assert pod_request(machine.looked()["user-1000/greedy.service"], "memory").value == 0
+    machine.request(machine.path / MANAGER, 32 * MI)
+    assert pod_request(machine.looked()["user-1000/greedy.service"], "memory").value == 32 * MI
 
 
-def test_managed_oom_preference_is_of_root(tree: Tree, start: Start) -> None:
-    omitted, avoided = start("system.slice/o.service"), start("system.slice/a.service")
-    users = start(f"{MANAGER}/app.slice/u.service")
+def test_managed_oom_preference_is_of_root(machine: Machine) -> None:
+    omitted, avoided = machine.start("system.slice/o.service"), machine.start("system.slice/a.service")
+    users = machine.start(f"{MANAGER}/app.slice/u.service")
     try:
         os.setxattr(omitted, "user.oomd_omit", b"1")
         os.setxattr(avoided, "user.oomd_avoid", b"1")
@@ -90,22 +84,19 @@ def test_managed_oom_preference_is_of_root(tree: Tree, start: Start) -> None:
     except OSError as error:
         pytest.skip(f"this kernel has no user.* attributes of a cgroup of this hierarchy: {error.strerror}")
     os.chown(users, USER, USER)
-    known = looked(tree)
+    known = machine.looked()
     assert known["system/o.service"].taken_critical == "ManagedOOMPreference=omit"
     assert known["system/a.service"].priority == 10**9
     assert known["user-1000/u.service"].taken_critical == ""
 
 
-def test_the_score_is_the_lowest_and_not_the_one_of_a_mark(
-    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = start("system.slice/a.service")
-    start("system.slice/a.service")
+def test_the_score_is_the_lowest_and_not_the_one_of_a_mark(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = machine.start("system.slice/a.service", "system.slice/a.service")
     first, second = map(int, (path / "cgroup.procs").read_text().split())
     Path(f"/proc/{first}/oom_score_adj").write_text("300")
     Path(f"/proc/{second}/oom_score_adj").write_text("400")
     monkeypatch.setattr(services, "RESCAN_S", 0.0)
-    with source(tree) as found:
+    with machine.source() as found:
         found.poll()
         assert pods(found)["system/a.service"].priority == -300
         for pid in (first, second):  # as the guide of the OOM killer marks a victim
@@ -118,14 +109,13 @@ def test_the_score_is_the_lowest_and_not_the_one_of_a_mark(
 
 
 def test_a_service_is_not_judged_by_the_process_that_starts_it(
-    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """systemd's child is in the cgroup already, with its own score, and calls itself (name) until it executes."""
-    path = start("system.slice/a.service")
-    pid = int((path / "cgroup.procs").read_text())
+    pid = pid_of(machine.start("system.slice/a.service"))
     name = "(a)"
     monkeypatch.setattr(Process, "comm", lambda self: name if self.pid == pid else "sleep")
-    with source(tree) as found:
+    with machine.source() as found:
         found.poll()
         assert "being started" in pods(found)["system/a.service"].taken_critical
         name = "a"
@@ -134,37 +124,34 @@ def test_a_service_is_not_judged_by_the_process_that_starts_it(
 
 @pytest.mark.parametrize("name", ["runc", "(a)", "podman"])
 def test_a_unit_of_a_user_is_judged_whatever_its_processes_are_called(
-    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch, name: str
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Else a user that moves to a new unit every 9 s is never evicted."""
-    start("user.slice/user-1000.slice/user@1000.service/app.slice/a.scope")
+    machine.start(f"{MANAGER}/app.slice/a.scope")
     monkeypatch.setattr(Process, "comm", lambda _: name)
-    assert looked(tree)["user-1000/a.scope"].taken_critical == ""
+    assert machine.looked()["user-1000/a.scope"].taken_critical == ""
 
 
 def test_no_rule_for_a_service_of_the_machine_is_for_a_users_unit_whose_name_holds_its_namespace(
-    tree: Tree, start: Start
+    machine: Machine,
 ) -> None:
-    start("user.slice/user-1000.slice/user@1000.service/app.slice/system\\x2fdb.service")
-    start("system.slice/db.service")
-    known = looked(tree, {"system/db.service": {"never": True}})
+    machine.start(f"{MANAGER}/app.slice/system\\x2fdb.service", "system.slice/db.service")
+    known = machine.looked({"system/db.service": {"never": True}})
     ranked = {pod.namespace: pod.taken_critical for pod in known.values()}
     assert ranked == {"user-1000": "", "system": "services: system/db.service: never"}
 
 
-def test_who_holds_outrace_is_never_evicted(tree: Tree, start: Start) -> None:
-    path = start("system.slice/monitor.service")
-    pid = int((path / "cgroup.procs").read_text())
-    known = looked(tree, {"*": {"never": False}}, spared=(pid,))
+def test_who_holds_outrace_is_never_evicted(machine: Machine) -> None:
+    pid = pid_of(machine.start("system.slice/monitor.service"))
+    known = machine.looked({"*": {"never": False}}, spared=(pid,))
     assert "outrace itself" in known["system/monitor.service"].taken_critical
 
 
-def test_two_of_one_name_and_too_many_of_one_user(tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_of_one_name_and_too_many_of_one_user(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_MOST_OF_USER", 3)  # the slice is one
-    start("user.slice/user-1000.slice/session-3.scope")
-    for name in ("session-3.scope", "t.scope", "u.scope"):
-        start(f"{MANAGER}/app.slice/{name}")
-    with source(tree) as found:
+    of_manager = (f"{MANAGER}/app.slice/{name}" for name in ("session-3.scope", "t.scope", "u.scope"))
+    machine.start("user.slice/user-1000.slice/session-3.scope", *of_manager)
+    with machine.source() as found:
         found.poll()
         known = pods(found)
         assert found.problems == ("user 1000 has more than 3 services, scopes and slices: the others are not watched",)
@@ -175,15 +162,14 @@ def test_two_of_one_name_and_too_many_of_one_user(tree: Tree, start: Start, monk
 
 @pytest.mark.parametrize("shape", ["side by side", "one in the other"])
 def test_a_users_slices_are_neither_walked_nor_watched_without_end(
-    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch, shape: str
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     """10,000 of them were 10,000 watches, and half a second for every look at the machine."""
     monkeypatch.setattr(services, "_MOST_OF_USER", 20)
-    start("system.slice/a.service")
-    start("user.slice/user-1001.slice/user@1001.service/app.slice/other.service")
+    machine.start("system.slice/a.service", "user.slice/user-1001.slice/user@1001.service/app.slice/other.service")
     for number in range(300):
         name = f"s{number}.slice" if shape == "side by side" else f"{number % 15}.slice/{number}.slice"
-        cgroupfs.make(tree[1] / MANAGER / name)
+        cgroupfs.make(machine.path / MANAGER / name)
     looked: list[tuple[str, ...]] = []
     real = units.classify
 
@@ -192,7 +178,7 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
         return real(parts)
 
     monkeypatch.setattr(units, "classify", classify)
-    with source(tree) as found:
+    with machine.source() as found:
         found.poll()
         assert found.problems == ("user 1000 has more than 20 services, scopes and slices: the others are not watched",)
         assert set(pods(found)) == {"system/a.service", "user-1001/other.service"}
@@ -210,27 +196,25 @@ def test_a_users_slices_are_neither_walked_nor_watched_without_end(
         *("hog.mount", "app.slice/init.scope", "_init.scope", "app.slice/hog.slice", 10 * "a.slice/" + "hog.service"),
     ],
 )
-def test_a_user_hides_no_cgroup_by_a_name_that_is_passed_over(tree: Tree, start: Start, hog: str) -> None:
+def test_a_user_hides_no_cgroup_by_a_name_that_is_passed_over(machine: Machine, hog: str) -> None:
     """Nor in the depth: others would go for what it takes."""
-    start(f"{MANAGER}/{hog}")
-    (pod,) = looked(tree).values()
+    machine.start(f"{MANAGER}/{hog}")
+    (pod,) = machine.looked().values()
     assert (pod.namespace, pod.taken_critical) == ("user-1000", "")
 
 
-def test_a_kubelet_that_came_later_is_reported(tree: Tree, start: Start) -> None:
-    start(f"kubepods/burstable/pod5c2b2da2-119f-4fa8-8801-c79f0fa869aa/{ID}")
-    with source(tree) as found:
+def test_a_kubelet_that_came_later_is_reported(machine: Machine) -> None:
+    machine.start(f"kubepods/burstable/pod5c2b2da2-119f-4fa8-8801-c79f0fa869aa/{ID}")
+    with machine.source() as found:
         found.poll()
         assert found.pods == {}
         (problem,) = found.problems
     assert "start outrace again, --pods auto" in problem
 
 
-def test_a_unit_that_goes_while_it_is_read_costs_no_other(
-    tree: Tree, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_goes_while_it_is_read_costs_no_other(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the read of a file and the look at whose it is: that ended the scan, and the thread that makes it."""
-    gone, _ = start("system.slice/gone.service"), start("system.slice/here.service")
+    gone, _ = machine.start("system.slice/gone.service"), machine.start("system.slice/here.service")
     real = services._protection
 
     def protection(path: Path, version: int) -> tuple[int, int]:
@@ -239,42 +223,39 @@ def test_a_unit_that_goes_while_it_is_read_costs_no_other(
         return real(path, version)
 
     monkeypatch.setattr(services, "_protection", protection)
-    assert set(looked(tree)) == {"system/here.service"}
+    assert set(machine.looked()) == {"system/here.service"}
 
 
 UNIT = f"{MANAGER}/app.slice/app-gnome\\x2dsession\\x2dmanager.slice/gnome-session-manager@ubuntu.service"
 NAME = "user-1000/gnome-session-manager@ubuntu.service"
 
 
-def test_gnomes_session_manager_stays(tree: Tree, programs: Path) -> None:
+def test_gnomes_session_manager_stays(machine: Machine, programs: Path) -> None:
     """As Ubuntu 24.04 has it: in app.slice, where the applications are."""
-    shutil.copy("/bin/dash", programs / "gnome-session-binary")
-    path = cgroupfs.make(tree[1] / UNIT)
+    path = cgroupfs.make(machine.path / UNIT)
     with running(programs / "gnome-session-binary", path, USER):
-        assert looked(tree)[NAME].taken_critical == "gnome-session-binary: the desktop session ends with it"
+        assert machine.looked()[NAME].taken_critical == "gnome-session-binary: the desktop session ends with it"
         with running(Path("/bin/dash"), path, USER):  # what it starts, until that has a scope
-            assert looked(tree)[NAME].taken_critical
-        assert looked(tree, {"user-1000/gnome-session*": {"never": False}})[NAME].taken_critical == ""
+            assert machine.looked()[NAME].taken_critical
+        assert machine.looked({"user-1000/gnome-session*": {"never": False}})[NAME].taken_critical == ""
 
 
 @pytest.mark.parametrize("bus", ["dbus-daemon", "dbus-broker-launch"])
-def test_the_session_bus_among_the_applications_stays(tree: Tree, programs: Path, bus: str) -> None:
+def test_the_session_bus_among_the_applications_stays(machine: Machine, programs: Path, bus: str) -> None:
     """As systemd has it before 248. The unit's name alone is anybody's."""
-    shutil.copy("/bin/dash", programs / bus)
-    path = cgroupfs.make(tree[1] / f"{MANAGER}/app.slice/dbus.service")
+    path = cgroupfs.make(machine.path / f"{MANAGER}/app.slice/dbus.service")
     with running(programs / bus, path, USER):
-        assert looked(tree)["user-1000/dbus.service"].taken_critical == f"{bus}: the desktop session ends with it"
+        assert machine.looked()["user-1000/dbus.service"].taken_critical == f"{bus}: the desktop session ends with it"
     with running(Path("/bin/dash"), path, USER):
-        assert looked(tree)["user-1000/dbus.service"].taken_critical == ""
+        assert machine.looked()["user-1000/dbus.service"].taken_critical == ""
 
 
-def test_a_package_manager_at_work_in_another_unit_stays(tree: Tree, programs: Path) -> None:
-    shutil.copy("/bin/dash", programs / "dpkg")
-    path = cgroupfs.make(tree[1] / "system.slice/ansible.service")
+def test_a_package_manager_at_work_in_another_unit_stays(machine: Machine, programs: Path) -> None:
+    path = cgroupfs.make(machine.path / "system.slice/ansible.service")
     with running(programs / "dpkg", path) as pid:
         why = f"it holds the machine's dpkg (process {pid})"
-        assert looked(tree)["system/ansible.service"].taken_critical == why
-    with running(Path("/bin/dash"), path), source(tree) as found:
+        assert machine.looked()["system/ansible.service"].taken_critical == why
+    with running(Path("/bin/dash"), path), machine.source() as found:
         found.poll()
         assert pods(found)["system/ansible.service"].taken_critical == ""
         with running(programs / "dpkg", path):  # it begins later
@@ -285,8 +266,8 @@ def test_a_package_manager_at_work_in_another_unit_stays(tree: Tree, programs: P
 
 
 @pytest.mark.parametrize("lack", ["all but the name", "program", "place", "sticky", "owner", "first"])
-def test_who_only_passes_for_the_session_manager_goes(tree: Tree, programs: Path, lack: str) -> None:
-    path = cgroupfs.make(tree[1] / UNIT)
+def test_who_only_passes_for_the_session_manager_goes(machine: Machine, programs: Path, lack: str) -> None:
+    path = cgroupfs.make(machine.path / UNIT)
     program = programs / ("sh" if lack in ("all but the name", "program") else "gnome-session-binary")
     if lack in ("place", "sticky"):  # where everybody writes
         program = programs / "open/gnome-session-binary"
@@ -301,4 +282,4 @@ def test_who_only_passes_for_the_session_manager_goes(tree: Tree, programs: Path
         stack.enter_context(running(program, path, USER, "" if lack == "all but the name" else "gnome-session-b"))
         if lack == "sticky":
             program.unlink()  # a file that is gone is root's no more than its place
-        assert looked(tree)[NAME].taken_critical == ""
+        assert machine.looked()[NAME].taken_critical == ""

@@ -20,15 +20,14 @@ from monitor.policy.stats import PodStats
 from monitor.policy.victims import rank_pods
 from monitor.side.pod_watch import pod_message
 from tests.pods.test_cgroup_tree import UID
-from tests.pods.unit_tree import Tree
-from tests.pods.unit_tree import tree as tree
+from tests.pods.unit_tree import Machine
 
 STATIC = "e228a63249ca746e753e7532f763b21a"
 
 
-def only(tree: Tree) -> FoundPod:
+def only(machine: Machine) -> FoundPod:
     """The one pod that a new look finds."""
-    with closing(TreeSource(Within(*tree))) as source:
+    with closing(TreeSource(Within(machine.hierarchy, machine.path))) as source:
         [found] = source.poll().updated
         return found
 
@@ -49,9 +48,9 @@ def critical(found: FoundPod) -> bool:
         *((f"besteffort/pod{uid}", True) for uid in (STATIC, "abc", f"{UID}0", UID[1:])),
     ],
 )
-def test_who_is_critical(tree: Tree, place: str, expected: bool) -> None:
-    cgroupfs.make(tree[1] / "kubepods" / place / "main")
-    found = only(tree)
+def test_who_is_critical(machine: Machine, place: str, expected: bool) -> None:
+    cgroupfs.make(machine.path / "kubepods" / place / "main")
+    found = only(machine)
     assert critical(found) == expected
     message = pod_message(found)
     assert (message.priority, message.spec_known, message.request) == (None, False, 0)

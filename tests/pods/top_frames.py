@@ -3,25 +3,15 @@
 from collections.abc import Sequence
 from typing import Any
 
+from monitor.kernel.cgroupfs import Reading
+
 MI = 1 << 20
 GI = 1 << 30
 MEMORY, ALLOCATABLE = "memory.available", "allocatableMemory.available"
 
 
-def memory(usage: int, active: int, inactive: int, capacity: int | None) -> dict[str, Any]:
-    working_set = usage - inactive
-    return {
-        "usage": usage,
-        "inactive_file": inactive,
-        "active_file": active,
-        "working_set": working_set,
-        "capacity": capacity,
-        "available": None if capacity is None else capacity - working_set,
-    }
-
-
 def domain(usage: int, active: int, inactive: int, capacity: int, **more: Any) -> dict[str, Any]:
-    return {**memory(usage, active, inactive, capacity), "growth_bytes_per_s": None, **more}
+    return {**Reading(usage, inactive, active, capacity=capacity).figures(), "growth_bytes_per_s": None, **more}
 
 
 def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -35,7 +25,7 @@ def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -
         "spec_known": True,
         "critical": False,
         "request": request,
-        **memory(used, 0, 0, None),
+        **Reading(used, 0, 0).figures(),
         "over_request": None if request is None else used - request,
         "growth_bytes_per_s": 0,
         "stall_ratio": 0.0,

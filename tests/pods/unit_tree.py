@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from monitor.kernel import cgroupfs
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.pods.model import Within
 from monitor.pods.services import ServiceSource
 from monitor.policy.pods import Pod
@@ -21,50 +20,61 @@ GI = 1 << 30
 ID, OTHER, POD = "46b4aeed" * 8, "c0ffee00" * 8, "73fa3535" * 8
 MANAGER = "user.slice/user-1000.slice/user@1000.service"
 USER = 1000
-Start = Callable[[str], Path]
-Tree = tuple[Hierarchy, Path]
+
+
+class Machine:
+    """With the cgroups of its units below ``path``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.hierarchy = path, cgroupfs.detect()
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, unit: str, *more: str) -> Path:
+        """Make the cgroups of these units, each with a process in it; the first one's."""
+        for name in (unit, *more):
+            path = cgroupfs.make(self.path / name)
+            self._running.append(subprocess.Popen(["sleep", "600"]))
+            (path / "cgroup.procs").write_text(str(self._running[-1].pid))
+        return self.path / unit
+
+    def request(self, path: Path, size: int) -> Path:
+        """Write the request of a unit; the file that has it."""
+        file = path / ("memory.low" if self.hierarchy.version == 2 else "memory.soft_limit_in_bytes")
+        file.write_text(str(size))
+        return file
+
+    def source(
+        self, rules: dict[str, dict[str, Any]] | None = None, spared: tuple[int, ...] = (), **rest: Any
+    ) -> closing[ServiceSource]:
+        return closing(ServiceSource(16 * GI, Within(self.hierarchy, self.path, spared), rules, **rest))
+
+    def looked(self, rules: dict[str, dict[str, Any]] | None = None, **rest: Any) -> dict[str, Pod]:
+        """The pods of one look, which has no problem."""
+        with self.source(rules, **rest) as found:
+            assert found.poll().problems == []
+            return pods(found)
+
+    def close(self) -> None:
+        for process in self._running:
+            with process:
+                process.kill()
 
 
 @pytest.fixture
-def tree() -> Iterator[Tree]:
+def machine() -> Iterator[Machine]:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
-    with cgroup("services") as path:
-        yield cgroupfs.detect(), path
+    with cgroup("services") as path, closing(Machine(path)) as made:
+        yield made
 
 
-@pytest.fixture
-def start(tree: Tree) -> Iterator[Start]:
-    """Makes a unit's cgroup with a process in it."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def run(unit: str) -> Path:
-        path = cgroupfs.make(tree[1] / unit)
-        running.append(subprocess.Popen(["sleep", "600"]))
-        (path / "cgroup.procs").write_text(str(running[-1].pid))
-        return path
-
-    yield run
-    for process in running:
-        with process:
-            process.kill()
-
-
-def source(
-    tree: Tree, rules: dict[str, dict[str, Any]] | None = None, spared: tuple[int, ...] = (), **rest: Any
-) -> closing[ServiceSource]:
-    return closing(ServiceSource(16 * GI, Within(*tree, spared), rules, **rest))
+def pid_of(path: Path) -> int:
+    """Of the only process in this cgroup."""
+    return int((path / "cgroup.procs").read_text())
 
 
 def pods(found: ServiceSource) -> dict[str, Pod]:
     return {f"{one.pod.namespace}/{one.pod.name}": one.pod for one in found.pods.values()}
-
-
-def looked(tree: Tree, rules: dict[str, dict[str, Any]] | None = None, **rest: Any) -> dict[str, Pod]:
-    """The pods of one look, which has no problem."""
-    with source(tree, rules, **rest) as found:
-        assert found.poll().problems == []
-        return pods(found)
 
 
 def again(found: ServiceSource) -> dict[str, Pod]:
@@ -72,9 +82,3 @@ def again(found: ServiceSource) -> dict[str, Pod]:
     found._next_scan = 0.0
     found.poll()
     return pods(found)
-
-
-def write_request(hierarchy: Hierarchy, path: Path, size: int) -> Path:
-    name = "memory.low" if hierarchy.version == 2 else "memory.soft_limit_in_bytes"
-    (path / name).write_text(str(size))
-    return path / name
