@@ -15,7 +15,7 @@ from tests.pods.top_node import busy as busy
 from tests.pods.top_node import folder as folder
 from tests.pods.top_node import node as node
 from tests.puppet import TIMEOUT_S
-from tests.terminals import Screen, seat
+from tests.terminals import seat
 
 pytestmark = [pytest.mark.live, pytest.mark.once]
 TOP = (sys.executable, "-m", "monitor.cli.main", "top")
@@ -96,12 +96,3 @@ def test_live_without_a_terminal_prints_frame_after_frame(options: list[str]) ->
     assert [f["node"]["capacity"] for f in frames] == [128 * MI, 128 * MI]
     assert frames[0]["node"]["growth_bytes_per_s"] is None, "of one look nothing is known"
     assert frames[1]["node"]["growth_bytes_per_s"] is not None
-
-
-def test_the_screen_of_these_tests_refuses_what_is_no_text() -> None:
-    for data in (b"\x1b]0;owned\x07" + b"x" * 32, b"\xc3\xa9", b"\x1b[5q", b"\x9b"):
-        with pytest.raises(AssertionError):
-            Screen(80, 24).feed(data)
-    narrow = Screen(3, 1)
-    narrow.feed(b"abcd")
-    assert (narrow.text, narrow.overflows) == ("abd", 1)

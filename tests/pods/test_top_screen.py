@@ -144,10 +144,6 @@ def test_what_is_not_known_is_not_zero() -> None:
     assert [growth_text(n) for n in (None, 0, -5 * MI, 2048)] == ["?", "=", "-5.0Mi/s", "+2.0Ki/s"]
 
 
-def test_without_a_daemon_the_title_says_so() -> None:
-    assert text(frame())[0].startswith("outrace top  no daemon")
-
-
 def test_losses_and_what_is_wrong_are_shown() -> None:
     made = frame(
         [pod("a")], daemon=daemon(lost={"channel": 3, "ring_cross": 0}, not_ready="the pods are not known yet")
