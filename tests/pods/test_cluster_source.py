@@ -14,8 +14,6 @@ from monitor.pods.cluster_source import UNLISTED_S
 from monitor.policy.qos import is_critical
 from monitor.policy.releases import CURRENT
 from tests.pods.cluster import Cluster, a_pod, look, named, uid_of
-from tests.pods.test_feed import names
-from tests.waiting import until
 
 pytestmark = [pytest.mark.live, pytest.mark.newest]
 
@@ -240,43 +238,7 @@ def test_an_expired_version_is_no_problem(cluster: Cluster) -> None:
     assert feed.problems() == []
 
 
-def test_a_kubelet_that_is_restarted(cluster: Cluster) -> None:
-    """Away, then without the API's pods, then with them."""
-    pods = [a_pod("a"), a_pod("b")]
-    for one in pods:
-        cluster.create(one, cgroup=False)
-    feed = cluster.polled(cache=True)
-    feed.start()
-    until(lambda: feed.synced and names(feed.manifests()) == ["a", "b"], "the pods")
-    cluster.kubelet.refuse()
-    feed.soon()
-    until(feed.problems, "it is reported")
-    assert names(feed.manifests()) == ["a", "b"]
-    cluster.kubelet.pods = []
-    cluster.kubelet.listen()
-    until(lambda: not feed.problems(), "it answers")
-    assert [one.pod.phase for one in feed.manifests(present={uid_of(pods[0])})] == ["Succeeded"] * 2
-    cluster.kubelet.pods = pods
-    feed.soon()
-    until(lambda: [one.pod.phase for one in feed.manifests()] == ["Running"] * 2, "they are back")
-
-
-def test_the_kubelet_is_asked_as_soon_as_a_pod_goes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "POLL_S", 600.0)
-    pod = a_pod("a")
-    cluster.create(pod)
-    source = cluster.source(cluster.polled())
-    look(source, lambda: named(source) == {"shop/a"})
-    asked: list[float] = []
-    monkeypatch.setattr(source.feed, "soon", lambda for_s=0.0: asked.append(for_s))
-    look(source, lambda: source.due_s() > 1)  # what was watched anew is looked at
-    asked.clear()
-    cluster.remove_cgroup(uid_of(pod))  # the container with it, between two looks
-    look(source, lambda: not source.pods)
-    assert asked
-
-
-def test_the_kubelet_is_asked_as_soon_as_a_container_comes_or_goes(
+def test_the_kubelet_is_asked_as_soon_as_a_container_or_its_pod_comes_or_goes(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It writes the id of one, and that it evicted a pod, a moment later: neither waits for the next question."""
@@ -300,3 +262,7 @@ def test_the_kubelet_is_asked_as_soon_as_a_container_comes_or_goes(
     assert evicted == []
     pod["status"] |= {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
     look(source, lambda: evicted == [uid_of(pod)])
+    source.feed._followed_until = 0.0
+    cluster.remove_cgroup(uid_of(pod))
+    look(source, lambda: not source.pods)
+    assert source.feed._followed_until > time.monotonic()
