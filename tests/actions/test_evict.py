@@ -14,6 +14,7 @@ from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import wants_cpu
 from tests import live
 from tests.actions.killing import descriptors, finish, prepared
+from tests.actions.killing import pod as pod
 
 pytestmark = pytest.mark.kernel
 VERSION = cgroupfs.detect().version
@@ -34,12 +35,11 @@ for _ in range(3):
 
 
 @pytest.fixture
-def pod() -> Iterator[Path]:
-    with live.cgroup("evict") as path:
-        # Processes in the leaves only: cgroup v2 has none in a cgroup that hands its controllers down.
-        for inner in ("c0/deep", "c1", "c2"):
-            cgroupfs.make(path / inner)
-        yield path
+def killable(pod: Path) -> Path:
+    """A pod whose processes can be killed with one write."""
+    if not (pod / "cgroup.kill").exists():
+        pytest.skip("cgroup.kill is of cgroup v2, and came with Linux 5.14")
+    return pod
 
 
 def without_pause(check: Callable[[], bool]) -> None:
@@ -51,7 +51,7 @@ def without_pause(check: Callable[[], bool]) -> None:
 
 def test_everybody_in_the_pod_dies_and_nobody_else(pod: Path) -> None:
     with live.cgroup("neighbour") as neighbour, live.Puppet(neighbour) as other, live.Puppet(pod / "c1") as parent:
-        with live.Puppet(pod / "c0" / "deep") as deep:
+        with live.Puppet(pod / "c2/deep") as deep:
             parent.do(f"exec({BREED!r})")
             live.until(lambda: len(pids_below(pod)) >= 6, "a few generations")
             eviction = Eviction.begun(prepared(pod, VERSION), 0, 1 << 20)
@@ -63,32 +63,28 @@ def test_everybody_in_the_pod_dies_and_nobody_else(pod: Path) -> None:
         other.do("pass")
 
 
-@pytest.mark.skipif(VERSION == 1, reason="cgroup.kill is of cgroup v2")
-def test_cgroup_kill_reaches_who_came_after_preparing(pod: Path) -> None:
+def test_cgroup_kill_reaches_who_came_after_preparing(killable: Path) -> None:
     """Without a pidfd and without a further look, whatever depth they are at: by that one write."""
-    if not (pod / "cgroup.kill").exists():
-        pytest.skip("cgroup.kill came with Linux 5.14")
-    victim = prepared(pod, VERSION)
-    with live.Puppet(pod / "c2") as late, live.Puppet(pod / "c0" / "deep") as deep:
+    victim = prepared(killable, VERSION)
+    with live.Puppet(killable / "c0") as late, live.Puppet(killable / "c2/deep") as deep:
         assert victim.pidfds == {}
         victim.kill()
         assert late.wait() == deep.wait() == -signal.SIGKILL
     victim.close()
 
 
-@pytest.mark.skipif(VERSION == 1, reason="cgroup v1 kills by pidfds alone, and they report when a process has ended")
-def test_it_is_not_over_while_memory_is_still_being_freed(pod: Path) -> None:
-    """Though outrace holds no pidfd of the process, and cgroup.procs may leave it out already (Linux 7.0)."""
-    if not (pod / "cgroup.kill").exists():
-        pytest.skip("cgroup.kill came with Linux 5.14")
-    victim = prepared(pod, VERSION)
-    with live.Puppet(pod / "c2") as late:
+def test_it_is_not_over_while_memory_is_still_being_freed(killable: Path) -> None:
+    """Though outrace holds no pidfd of the process, and cgroup.procs may leave it out already (Linux 7.0). Those that
+    are killed by pidfd report when they have ended.
+    """
+    victim = prepared(killable, VERSION)
+    with live.Puppet(killable / "c0") as late:
         late.do("anon(200)")
         eviction = Eviction.begun(victim, 0, 0)
-        without_pause(lambda: not pids_below(pod))
+        without_pause(lambda: not pids_below(killable))
         assert not eviction.pids
         without_pause(lambda: eviction.step(0))
-        held = int((pod / "memory.current").read_text())
+        held = int((killable / "memory.current").read_text())
         assert held < 20 * live.MIB, "it was over too early"
     victim.close()
 
@@ -109,12 +105,12 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
     before = descriptors(pod)
     victim = prepared(pod, VERSION)
     for _ in range(3):
-        with live.Puppet(pod / "c2") as puppet:
+        with live.Puppet(pod / "c0") as puppet:
             victim.refresh()
             assert set(victim.pidfds) == {puppet.pid}
         victim.refresh()
         assert victim.pidfds == {}
-    with live.Puppet(pod / "c2") as puppet:
+    with live.Puppet(pod / "c0") as puppet:
         victim.refresh()
         # Moved elsewhere: no longer this pod's.
         with live.cgroup("elsewhere") as outside:
@@ -123,13 +119,13 @@ def test_who_left_is_let_go_and_descriptors_do_not_pile_up(pod: Path) -> None:
             assert victim.pidfds == {}
             victim.kill()
             puppet.do("pass")
-            (pod / "c2/cgroup.procs").write_text(str(puppet.pid))
+            (pod / "c0/cgroup.procs").write_text(str(puppet.pid))
     victim.close()
     assert descriptors(pod) == before
 
 
 def test_no_process_is_signalled_twice(pod: Path) -> None:
-    with live.Puppet(pod / "c2") as puppet:
+    with live.Puppet(pod / "c0") as puppet:
         puppet.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))")
         victim = prepared(pod, VERSION)
         victim.send(signal.SIGTERM)
@@ -144,7 +140,7 @@ def test_no_process_is_signalled_twice(pod: Path) -> None:
 
 
 def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
-    with live.Puppet(pod / "c2") as deaf, live.Puppet(pod / "c1") as obedient:
+    with live.Puppet(pod / "c0") as deaf, live.Puppet(pod / "c1") as obedient:
         victim = prepared(pod, VERSION)
         deaf.do("signal.signal(signal.SIGTERM, lambda *_: os.write(1, b'asked\\n'))")
         with live.Puppet(pod / "c1") as late:  # since the pod was prepared
@@ -169,7 +165,7 @@ def test_the_grace_is_kept_to_its_end(pod: Path) -> None:
 
 
 def test_a_grace_may_be_cut_short(pod: Path) -> None:
-    with live.Puppet(pod / "c2") as deaf:
+    with live.Puppet(pod / "c0") as deaf:
         deaf.do("signal.signal(signal.SIGTERM, signal.SIG_IGN)")
         eviction = Eviction.begun(prepared(pod, VERSION), 30, 0)
         assert eviction.deadline_ns() == eviction.signalled_ns + PATIENT_NS
@@ -191,7 +187,7 @@ GAVE = "gave its memory back, but does not end"
 @pytest.fixture
 def frozen(pod: Path) -> Iterator[Eviction]:
     """A pod that was killed, and cannot run."""
-    with live.Puppet(pod / "c2") as puppet, live.freezer() as freezer:
+    with live.Puppet(pod / "c0") as puppet, live.freezer() as freezer:
         live.freeze(freezer, puppet.pid)
         eviction = Eviction.begun(prepared(pod, VERSION), 0, 64 * live.MIB)
         yield eviction
@@ -218,7 +214,7 @@ def test_a_pod_that_gives_nothing_back_is_stuck(frozen: Eviction, looks: list[tu
 
 def test_a_pod_that_waits_for_a_cpu_is_waited_for(pod: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process at full speed that was not killed stands for one that was, which cannot be kept from a CPU for sure."""
-    with live.Puppet(pod / "c2") as victim:
+    with live.Puppet(pod / "c0") as victim:
         ready = prepared(pod, VERSION)
         victim.tell("while True: pass")
         live.until(lambda: wants_cpu([victim.pid]), "the victim to be at work")

@@ -17,6 +17,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from tests import live
 from tests.actions.killing import descriptors, finish, prepared
+from tests.actions.killing import pod as pod
 from tests.filesystems import nested
 
 pytestmark = pytest.mark.kernel
@@ -33,14 +34,6 @@ def hop():
 for _ in range(20):
     if not os.fork(): hop(); os._exit(0)
 """
-
-
-@pytest.fixture
-def pod() -> Iterator[Path]:
-    with live.cgroup("many") as path:
-        for inner in ("c0", "c1"):
-            cgroupfs.make(path / inner)
-        yield path
 
 
 @pytest.fixture
