@@ -13,6 +13,7 @@ from tests.pods.manifest_folder import hierarchy as hierarchy
 from tests.pods.manifest_folder import place as place
 from tests.pods.manifest_folder import pods as pods
 from tests.pods.programs import programs as programs
+from tests.pods.top_node import small as small
 from tests.pods.unit_tree import machine as machine
 from tests.puppet import cgroup
 

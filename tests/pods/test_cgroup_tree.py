@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import PodSeen
 from monitor.pods import cgroup_tree
 from monitor.pods.cgroup_tree import KubePath, kubepods_of, parse
 from monitor.pods.model import Within
 from monitor.pods.tree import TreeSource
 from monitor.side.pod_watch import pod_message
+from tests.pods.manifest_folder import Place
 
 GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
@@ -21,22 +21,10 @@ SLICE = UID.replace("-", "_")
 CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"
 
 
-def _cgroup(path: Path, **files: object) -> Path:
-    """A literal cgroup; keys are file names with _ for the dot."""
-    path.mkdir(parents=True, exist_ok=True)
-    for parent in (path, *path.parents):
-        if parent == Path("/tmp") or (parent / ".stop").exists():
-            break
-        (parent / "cgroup.procs").touch()
-    for name, value in files.items():
-        (path / name.replace("_", ".", 1)).write_text(f"{value}\n")
+def limited(place: Place, name: str, mib: int) -> Path:
+    path = place.cgroup(name)
+    (path / "memory.max").write_text(f"{mib << 20}\n")
     return path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / ".stop").touch()
-    return _cgroup(tmp_path / "cg")
 
 
 PATHS = [
@@ -93,48 +81,47 @@ def test_parse_takes_any_text(path: str) -> None:
     assert kube is None or (kube.uid is None or kube.qos is not None)
 
 
-def test_the_systemd_tree(root: Path) -> None:
-    base = root / "kubelet.slice/kubelet-kubepods.slice"
-    burstable = base / "kubelet-kubepods-burstable.slice"
-    pod = burstable / f"kubelet-kubepods-burstable-pod{SLICE}.slice"
-    scope = _cgroup(pod / f"cri-containerd-{CID}.scope", memory_max="max")
-    _cgroup(pod / f"crio-conmon-{CID}.scope")
-    assert kubepods_of(Hierarchy(2, root), root, "/kubelet") == base
+def test_the_systemd_tree(place: Place) -> None:
+    above = "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
+    name = f"{above}/kubelet-kubepods-burstable-pod{SLICE}.slice"
+    pod, scope = place.cgroup(name), place.cgroup(f"{name}/cri-containerd-{CID}.scope")
+    place.cgroup(f"{name}/crio-conmon-{CID}.scope")
+    base, burstable = pod.parents[1], pod.parent
+    assert kubepods_of(place.hierarchy, place.hierarchy.root, "/kubelet") == base
     assert cgroup_tree.class_dirs(base) == [base, burstable]
     assert list(cgroup_tree.pods_in(base)) == [cgroup_tree.PodDir(UID, "Burstable", pod)]
     assert cgroup_tree.containers_in(pod) == {CID: scope}
 
 
-def test_of_two_drivers_the_one_with_pods_counts(root: Path) -> None:
-    _cgroup(root / "kubepods/burstable")
-    pod = _cgroup(root / "kubepods.slice/kubepods-podabc.slice")
-    assert kubepods_of(Hierarchy(2, root), root) == pod.parent
+def test_of_two_drivers_the_one_with_pods_counts(place: Place) -> None:
+    place.cgroup("kubepods/burstable")
+    pod = place.cgroup("kubepods.slice/kubepods-podabc.slice")
+    assert kubepods_of(place.hierarchy, place.hierarchy.root) == pod.parent
 
 
-def test_no_kubepods_is_reported_and_waited_for(root: Path) -> None:
-    source = TreeSource(Within(Hierarchy(2, root)))
+def test_no_kubepods_is_reported_and_waited_for(place: Place) -> None:
+    source = TreeSource(Within(place.hierarchy))
     change = source.poll()
     assert (change.updated, change.removed) == ([], [])
     assert len(change.problems) == 1
     assert "no kubepods cgroup" in change.problems[0]
     assert "--pods manifests:DIR" in change.problems[0]
     assert source.poll().problems == []  # reported once
-    pod = _cgroup(root / f"kubepods/pod{UID}", memory_max=64 << 20)
+    pod = limited(place, f"kubepods/pod{UID}", 64)
     [found] = source.poll().updated
     assert found.cgroup == pod
     source.close()
 
 
-def test_pods_made_of_cgroups(root: Path) -> None:
-    pod = _cgroup(root / f"kubepods/pod{UID}", memory_max=96 << 20)
-    a = _cgroup(pod / "aaa", memory_max=64 << 20)
-    b = _cgroup(pod / "bbb", memory_max=32 << 20)
-    source = TreeSource(Within(Hierarchy(2, root)))
+def test_pods_made_of_cgroups(place: Place) -> None:
+    name = f"kubepods/pod{UID}"
+    pod, a, b = (limited(place, f"{name}{inner}", mib) for inner, mib in (("", 96), ("/aaa", 64), ("/bbb", 32)))
+    source = TreeSource(Within(place.hierarchy))
     [found] = source.poll().updated
     known = (UID, "", UID, None, False, 96 << 20, "Guaranteed", False, 30, str(pod))
     assert pod_message(found) == PodSeen(*known, containers={"aaa": str(a), "bbb": str(b)})
     # A container more: it is reported again.
-    _cgroup(pod / "ccc", memory_max=32 << 20)
+    limited(place, f"{name}/ccc", 32)
     [found] = source.poll().updated
     assert sorted(found.containers) == ["aaa", "bbb", "ccc"]
     assert pod_message(found).request == 128 << 20
@@ -142,12 +129,10 @@ def test_pods_made_of_cgroups(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot make directories of another user")
-def test_a_users_directory_is_no_container_outside_kubepods(root: Path) -> None:
+def test_a_users_directory_is_no_container_outside_kubepods(place: Place) -> None:
     """In a unit that is delegated to it a user makes any number of directories, of any name."""
-    runtime, delegated = (root / "system.slice" / name for name in ("containerd.service", "runner.service"))
     name = f"kubepods-pod{SLICE}.slice:cri-containerd:{CID}"
-    for unit in (runtime, delegated):
-        (unit / name).mkdir(parents=True)
-    os.chown(delegated, 65534, 65534)
-    found = cgroup_tree.outside(root)
-    assert (found[CID], found[f"kubepods-pod{SLICE}.slice"]) == (runtime / name, runtime / name)
+    of_runtime, of_user = (place.cgroup(f"system.slice/{unit}.service/{name}") for unit in ("containerd", "runner"))
+    os.chown(of_user.parent, 65534, 65534)
+    found = cgroup_tree.outside(place.hierarchy.root)
+    assert (found[CID], found[f"kubepods-pod{SLICE}.slice"]) == (of_runtime, of_runtime)

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +15,7 @@ from monitor.kernel.cgroupfs import Reading
 from monitor.pods.source import open_for
 from monitor.settings.config import RunConfig
 from tests.commands import called
-from tests.pods.top_node import MI, common
-from tests.pods.top_node import busy as busy
-from tests.pods.top_node import folder as folder
-from tests.pods.top_node import node as node
+from tests.pods.top_node import MI, SmallNode
 from tests.side.parts import Parts
 
 #: What makes cgroups is live.
@@ -27,15 +23,14 @@ pytestmark = pytest.mark.newest
 
 
 @pytest.mark.live
-@pytest.mark.usefixtures("busy")
-def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> None:
+def test_one_frame_of_a_small_node(small: SmallNode) -> None:
     hard = "memory.available<25%,nodefs.available<10%"
-    done = called("top", *common(folder, tmp_path, node), "-o", "json", "--eviction-hard", hard)
+    done = called("top", "--once", *small.options, "-o", "json", "--eviction-hard", hard)
     assert (done.returncode, done.stderr) == (0, "")
     frame = json.loads(done.stdout)
     assert (frame["source"], frame["kubepods"]) == ("cgroup files", None)
     reading = frame["node"]
-    assert (reading["cgroup"], reading["capacity"]) == (str(node), 128 * MI)
+    assert (reading["cgroup"], reading["capacity"]) == (str(small.path), 128 * MI)
     assert reading["usage"] >= 8 * MI
     assert reading["working_set"] == reading["usage"] - reading["inactive_file"]
     left = reading["available"]
@@ -52,7 +47,7 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
     pod = frame["pods"][0]
     assert pod["working_set"] >= 8 * MI
     known = [pod[key] for key in ("namespace", "cgroup", "qos", "priority", "critical", "request")]
-    assert known == ["default", f"{node}/busy", "Burstable", 7, False, MI]
+    assert known == ["default", f"{small.path}/busy", "Burstable", 7, False, MI]
     assert pod["over_request"] == pod["working_set"] - MI
     assert (frame["memory_available_in_bytes"], frame["memory_available_in_mb"]) == (left, left // MI)
     assert frame["memory_total_inactive_file"] == reading["inactive_file"]
@@ -61,13 +56,12 @@ def test_one_frame_of_a_small_node(folder: Path, tmp_path: Path, node: Path) -> 
 
 
 @pytest.mark.live
-@pytest.mark.usefixtures("busy")
-def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(folder: Path, tmp_path: Path, node: Path) -> None:
-    (folder / "bad.yaml").write_text("kind: Service")
+def test_the_table_has_the_scripts_lines_and_problems_go_to_stderr(small: SmallNode) -> None:
+    (small.folder / "bad.yaml").write_text("kind: Service")
     soft = ("--eviction-soft", "memory.available<100Gi", "--eviction-soft-grace-period", "memory.available=1s")
-    done = called("top", *common(folder, tmp_path, node), *soft)
+    done = called("top", "--once", *small.options, *soft)
     assert done.returncode == 0
-    assert done.stderr.startswith(f"outrace: {folder}/bad.yaml: document 1: kind: not a v1 Pod")
+    assert done.stderr.startswith(f"outrace: {small.folder}/bad.yaml: document 1: kind: not a v1 Pod")
     assert done.stderr.count("\n") == 1
     rows = [line.split() for line in done.stdout.splitlines()]
     values = {row[0]: row[1] for row in rows if row and row[0].startswith("memory.") and len(row) == 2}
@@ -90,18 +84,19 @@ class _Daemon:
         return "node-7"
 
 
-def _frame(node: Path, folder: Path, tmp_path: Path, daemon: _Daemon) -> dict[str, Any]:
-    where = {"node_cgroup": str(node), "pods": f"manifests:{folder}", "state_dir": str(tmp_path / "state")}
-    config = RunConfig(**where)  # type: ignore[arg-type]
-    with closing(top_frame.Node(config, daemon)) as made:  # type: ignore[arg-type]
+def _config(small: SmallNode) -> RunConfig:
+    return RunConfig(node_cgroup=str(small.path), pods=f"manifests:{small.folder}")
+
+
+def _frame(small: SmallNode, daemon: _Daemon) -> dict[str, Any]:
+    with closing(top_frame.Node(_config(small), daemon)) as made:  # type: ignore[arg-type]
         return made.frame()
 
 
-def _summary(node: Path, folder: Path) -> dict[str, Any]:
+def _summary(small: SmallNode) -> dict[str, Any]:
     """What the daemon's side answers for this node, made by its own code."""
-    hierarchy = cgroupfs.detect()
-    config = RunConfig(node_cgroup=str(node), pods=f"manifests:{folder}")
-    parts = Parts(config, hierarchy, cgroupfs.limit(node) or 0)
+    hierarchy, config = cgroupfs.detect(), _config(small)
+    parts = Parts(config, hierarchy, cgroupfs.limit(small.path) or 0)
     with closing(open_for(config, hierarchy, meminfo.mem_total())) as source:
         source.poll()
         parts.node.pods = dict(source.pods)
@@ -109,8 +104,8 @@ def _summary(node: Path, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.live
-def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) -> None:
-    served = _summary(node, folder)
+def test_a_daemons_figures_are_used(small: SmallNode) -> None:
+    served = _summary(small)
     memory = served["node"]["memory"]
     memory.update(usageBytes=100 * MI, inactiveFileBytes=30 * MI, activeFileBytes=3 * MI)
     memory.update(workingSetBytes=70 * MI, availableBytes=58 * MI)
@@ -118,8 +113,8 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
     stranger = {"name": "x", "namespace": "ns", "uid": "not-ours"}
     served["pods"].append({"podRef": stranger, "memory": memory, "containers": []})
     served["outrace"] |= {"stalls": {"not-ours": 0.5}, "kernel_victim": {"pid": 7}}
-    frame = _frame(node, folder, tmp_path, _Daemon(json.dumps(served)))
-    assert (frame["source"], frame["node"]["cgroup"]) == ("daemon node-7", str(node))
+    frame = _frame(small, _Daemon(json.dumps(served)))
+    assert (frame["source"], frame["node"]["cgroup"]) == ("daemon node-7", str(small.path))
     assert (frame["kernel_victim"], frame["daemon"]["name"]) == ({"pid": 7}, "node-7")
     figures = ("usage", "inactive_file", "active_file", "working_set", "capacity", "available")
     for found in (frame["node"], frame["kubepods"]):
@@ -133,9 +128,9 @@ def test_a_daemons_figures_are_used(folder: Path, tmp_path: Path, node: Path) ->
 
 @pytest.mark.live
 @pytest.mark.parametrize("body", ["hello", "[]", "{}", "[" * 1_000_000])
-def test_an_answer_of_no_use_is_one_line(folder: Path, tmp_path: Path, node: Path, body: str) -> None:
+def test_an_answer_of_no_use_is_one_line(small: SmallNode, body: str) -> None:
     with pytest.raises(MonitorError, match="the daemon node-7 gave no usable answer: "):
-        _frame(node, folder, tmp_path, _Daemon(body))
+        _frame(small, _Daemon(body))
 
 
 def test_the_scripts_divide_like_the_shell() -> None:

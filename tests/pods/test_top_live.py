@@ -5,15 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.commands import ROOT
-from tests.pods.top_node import MI, common
-from tests.pods.top_node import busy as busy
-from tests.pods.top_node import folder as folder
-from tests.pods.top_node import node as node
+from tests.pods.top_node import MI, SmallNode
 from tests.puppet import TIMEOUT_S
 from tests.terminals import seat
 
@@ -22,12 +18,11 @@ TOP = (sys.executable, "-m", "monitor.cli.main", "top")
 
 
 @pytest.fixture
-def options(folder: Path, tmp_path: Path, node: Path) -> list[str]:
-    return [*common(folder, tmp_path, node)[1:], "--eviction-hard", "memory.available<25%"]
+def options(small: SmallNode) -> list[str]:
+    return [*small.options, "--eviction-hard", "memory.available<25%"]
 
 
 @pytest.mark.parametrize(("variables", "colours"), [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True)])
-@pytest.mark.usefixtures("busy")
 def test_live_until_ctrl_c(options: list[str], variables: dict[str, str], colours: bool) -> None:
     """An empty NO_COLOR is none, as https://no-color.org has it."""
     with seat(*TOP, *options, cwd=ROOT, **variables) as made:

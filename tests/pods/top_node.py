@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,33 +14,23 @@ from tests.puppet import Puppet, cgroup
 MI = 1 << 20
 
 
+class SmallNode(NamedTuple):
+    """A cgroup of 128 MiB as the node, with the pods `quiet` and `busy` in it; 8 MiB are held in `busy`."""
+
+    path: Path
+    folder: Path  # with their manifests
+    options: tuple[str, ...]
+
+
 @pytest.fixture
-def node() -> Iterator[Path]:
-    """A cgroup of 128 MiB as the node, with two pods in it."""
+def small(tmp_path: Path, folder: Path) -> Iterator[SmallNode]:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
     with cgroup("top", 128 * MI) as path:
-        cgroupfs.make(path / "quiet")
-        cgroupfs.make(path / "busy")
-        yield path
-
-
-@pytest.fixture
-def folder(tmp_path: Path, node: Path) -> Path:
-    path = tmp_path / "pods"
-    path.mkdir()
-    for name, request in (("quiet", "32Mi"), ("busy", "1Mi")):
-        _write(path / f"{name}.json", _pod(name, f"{node.name}/{name}", request))
-    return path
-
-
-@pytest.fixture
-def busy(node: Path) -> Iterator[None]:
-    """8 MiB held in the pod `busy`."""
-    with Puppet(node / "busy") as puppet:
-        puppet.do("anon(8)")
-        yield
-
-
-def common(folder: Path, tmp_path: Path, node: Path) -> list[str]:
-    return ["--once", "--node-cgroup", node.name, "--pods", f"manifests:{folder}", "--state-dir", f"{tmp_path}/state"]
+        for name, request in (("quiet", "32Mi"), ("busy", "1Mi")):
+            cgroupfs.make(path / name)
+            _write(folder / f"{name}.json", _pod(name, f"{path.name}/{name}", request))
+        with Puppet(path / "busy") as puppet:
+            puppet.do("anon(8)")
+            where = ("--node-cgroup", path.name, "--pods", f"manifests:{folder}", "--state-dir", f"{tmp_path}/state")
+            yield SmallNode(path, folder, where)
