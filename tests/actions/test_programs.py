@@ -21,13 +21,16 @@ def script(path: Path, says: str) -> Path:
     return path
 
 
+Run = Callable[[str], tuple[int | None, str]]
+
+
 @pytest.fixture
-def run() -> Callable[[str], tuple[int | None, str]]:
+def run() -> Run:
     stop = os.eventfd(0)
     return lambda command: reclaim.run([command], 240.0, stop)
 
 
-def test_a_script_of_another_user_is_not_run(tmp_path: Path, run: Callable[[str], tuple[int | None, str]]) -> None:
+def test_a_script_of_another_user_is_not_run(tmp_path: Path, run: Run) -> None:
     made = script(tmp_path / "clean.sh", f"touch {tmp_path}/ran; echo done")
     assert run(str(made)) == (0, "done")
     (tmp_path / "ran").unlink()
@@ -38,7 +41,7 @@ def test_a_script_of_another_user_is_not_run(tmp_path: Path, run: Callable[[str]
 
 
 def test_directories_of_others_in_the_path_are_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[str], tuple[int | None, str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     script(tmp_path / "theirs" / "clean", "echo theirs")
     script(tmp_path / "ours" / "clean", "echo ours")
@@ -53,7 +56,7 @@ def test_directories_of_others_in_the_path_are_passed_over(
 
 
 def test_a_clean_up_gets_nothing_of_the_environment_but_roots_own_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[[str], tuple[int | None, str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     """`sudo -E` keeps CONTAINER_HOST (another user's service), XDG_* and HOME (another user's containers.conf)."""
     script(tmp_path / "bin" / "podman", f"env > {tmp_path}/env")

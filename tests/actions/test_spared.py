@@ -5,17 +5,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from monitor.actions.evict import Eviction
-from monitor.actions.victim import SPARED, Victim
+from monitor.actions.victim import SPARED
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from monitor.kernel.procfs import Spared, is_kernel_thread
 from tests import live
+from tests.actions.killing import prepared
 from tests.commands import run as run_command
 
 pytestmark = pytest.mark.kernel
@@ -57,17 +58,13 @@ def test_nobody_of_them_is_signalled(pod: Path, monkeypatch: pytest.MonkeyPatch)
         SPARED.add(side.pid)
         listed = {1, os.getpid(), os.getppid(), side.pid, puppet.pid}
         monkeypatch.setattr("monitor.kernel.cgroup_procs.walk", lambda path: iter([(str(path), set(listed))]))
-        victim = Victim("uid", pod, VERSION)
-        try:
-            victim.refresh()
+        with closing(prepared(pod, VERSION)) as victim:
             assert set(victim.pidfds) == {puppet.pid}
             assert victim.spared == listed - {puppet.pid}
             eviction = Eviction.begun(victim, 0, 0)
             assert puppet.wait() == -signal.SIGKILL
             for _ in range(20):
                 assert not eviction.step(0)  # not empty, and it never signals what is left
-        finally:
-            victim.close()
         side.do("pass")
 
 
@@ -96,12 +93,8 @@ def test_a_thread_of_the_kernel_is_not_signalled(pod: Path) -> None:
     assert not is_kernel_thread(os.getpid())
     with kernel_thread(pod) as thread, live.Puppet(pod) as puppet:
         assert pids_below(pod) == {thread, puppet.pid}
-        victim = Victim("uid", pod, VERSION)
-        try:
-            victim.refresh()
+        with closing(prepared(pod, VERSION)) as victim:
             assert set(victim.pidfds) == {puppet.pid}
-        finally:
-            victim.close()
 
 
 def test_a_number_that_is_used_again_spares_nobody() -> None:
