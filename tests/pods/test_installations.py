@@ -27,7 +27,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="not root: cannot give 
 KUBEADM = {
     "var/lib/kubelet/config.yaml": "port: 4321\nreadOnlyPort: 4322\n",
     "var/lib/kubelet/kubeadm-flags.env": 'KUBELET_KUBEADM_ARGS="--hostname-override=Node-7 --v=2"\n',
-    "etc/default/kubelet": "# a comment\nKUBELET_EXTRA_ARGS='--v=3 --config-dir=\"{root}/etc/kubelet.d\"'\n",
+    "etc/default/kubelet": "# a comment\nKUBELET_EXTRA_ARGS= '--v=3 --config-dir \\\n \"{root}/etc/kubelet.d\"'\n",
     "etc/kubelet.d/10.conf": "evictionHard: {memory.available: 300Mi}\n",
     "var/lib/kubelet/pki/kubelet.crt": "",
 }
@@ -192,14 +192,6 @@ def test_how_a_line_is_split() -> None:
     assert installations.words("--a=b#c --d") == ["--a=b#c", "--d"]
     for value in ("--a='x, y' --b", "'--a=\"x, y\" --b'", '"--a=\\"x, y\\" --b"'):
         assert installations.words(f"V={value}") == ["--a=x, y", "--b"]
-
-
-def test_a_variable_goes_on_after_a_backslash(tmp_path: Path) -> None:
-    (tmp_path / "kubelet").write_text(
-        "A= \"--v=2 \\\n  --eviction-hard='memory.available<1Gi, pid.available<5%' \\\n --x=1\"\n"
-    )
-    found = installations._arguments(tmp_path / "kubelet")
-    assert (found["eviction-hard"], found["x"]) == ("memory.available<1Gi, pid.available<5%", "1")
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,7 @@ def test_units_of_the_machines_own() -> None:
     for unit in MACHINES.split():
         for above in ("system.slice", "system.slice/system-x.slice"):
             assert f"the machine runs on {unit}.service" in why(f"{unit}.service", above), unit
-
-
-def test_a_package_manager_at_work_has_its_reason() -> None:
-    assert why("apt-daily-upgrade.service") == (
-        "the machine runs on apt-daily-upgrade.service (a package manager at work: broken off, it leaves the system "
-        "half installed)"
-    )
+    assert "(a package manager at work: " in why("apt-daily-upgrade.service")
 
 
 def test_what_has_a_similar_name_is_not() -> None:
