@@ -4,7 +4,7 @@ import select
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.waiting import until
 
 NODE = "node-1"
 Object = dict[str, Any]
+Feed = TypeVar("Feed", ApiServerFeed, KubeletFeed)
 
 
 def a_pod(name: str, uid: str = "", *, namespace: str = "shop", priority: int = 0, memory: str = "64Mi") -> Object:
@@ -75,20 +76,18 @@ class Cluster:
 
     def watched(self, cache: bool = False) -> ApiServerFeed:
         client = ApiClient(ClusterConfig(parse_server(self.api.url, "test")), timeout_s=60.0)
-        feed = ApiServerFeed(client, f"spec.nodeName={NODE}", "the API server", self.cache(cache))
-        feed._back_off = BackOff(first_s=0.02, cap_s=0.1)
-        self._opened.append(feed)
-        return feed
+        stored = PodCache(self.state, NODE) if cache else None
+        return self._open(ApiServerFeed(client, f"spec.nodeName={NODE}", "the API server", stored))
 
-    def polled(self, cache: bool = False) -> KubeletFeed:
+    def polled(self) -> KubeletFeed:
         client = KubeletClient(ClusterConfig(parse_server(self.kubelet.url, "test")))
-        feed = KubeletFeed(client, "the kubelet", self.cache(cache))
+        return self._open(KubeletFeed(client, "the kubelet"))
+
+    def _open(self, feed: Feed) -> Feed:
+        """It asks again soon."""
         feed._back_off = BackOff(first_s=0.02, cap_s=0.1)
         self._opened.append(feed)
         return feed
-
-    def cache(self, wanted: bool = True) -> PodCache | None:
-        return PodCache(self.state, NODE) if wanted else None
 
     def source(self, feed: PodFeed) -> ClusterSource:
         source = ClusterSource(feed, Within(cgroupfs.detect(), self.root))

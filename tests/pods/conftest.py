@@ -9,7 +9,6 @@ import pytest
 from monitor.pods import runtimes
 from tests.pods.cluster import cluster as cluster
 from tests.pods.manifest_folder import folder as folder
-from tests.pods.manifest_folder import hierarchy as hierarchy
 from tests.pods.manifest_folder import place as place
 from tests.pods.manifest_folder import pods as pods
 from tests.pods.programs import programs as programs

@@ -19,15 +19,15 @@ from tests.puppet import TIMEOUT_S
 GI = 1 << 30
 
 
-def _pod(name: str, cgroup: str | None = None, memory: object = "64Mi", **annotations: str) -> dict[str, object]:
-    """A Pod with one container ``main``; further annotations are container cgroups."""
-    notes = {f"outrace/cgroup.{k}": v for k, v in annotations.items()}
-    if cgroup is not None:
-        notes["outrace/cgroup"] = cgroup
+def _pod(
+    name: str, cgroup: str | None = None, memory: object = "64Mi", uid: str = "", **annotations: str
+) -> dict[str, object]:
+    """A Pod with one container ``main``."""
+    notes = annotations if cgroup is None else {"outrace/cgroup": cgroup, **annotations}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "uid": f"uid-{name}", "annotations": notes},
+        "metadata": {"name": name, "uid": uid or f"uid-{name}", "annotations": notes},
         "spec": {"priority": 7, "containers": [{"name": "main", "resources": {"requests": {"memory": memory}}}]},
     }
 
@@ -77,11 +77,6 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def hierarchy(place: Place) -> Hierarchy:
-    return place.hierarchy
-
-
-@pytest.fixture
 def folder(place: Place) -> Path:
     return place.folder
 
@@ -100,9 +95,7 @@ def manifest(folder: Path, name: str, cgroup: str | Path | None = None, uid: str
     """A file of its own; a path of a real cgroup is named as an annotation names it."""
     if isinstance(cgroup, Path):
         cgroup = str(cgroup.relative_to(cgroupfs.detect().root))
-    notes = annotations if cgroup is None else {"outrace/cgroup": cgroup, **annotations}
-    meta = {"name": name, "uid": uid or f"uid-{name}", "annotations": notes}
-    _write(folder / f"{name}.json", {"kind": "Pod", "metadata": meta, "spec": {"containers": [{"name": "main"}]}})
+    _write(folder / f"{name}.json", _pod(name, cgroup, uid=uid, **annotations))
 
 
 def polled(

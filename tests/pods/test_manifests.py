@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import ConfigError
-from monitor.kernel.cgroupfs import Hierarchy
 from monitor.link.messages import PodSeen
 from monitor.pods import manifest_files
 from monitor.pods.inotify import Watcher
@@ -30,9 +29,9 @@ DATA = Path(__file__).parent.parent / "data" / "pods"
         ("manifests:/etc/passwd", "/etc/passwd is not a directory"),
     ],
 )
-def test_manifests_without_a_directory(hierarchy: Hierarchy, spec: str, expected: str) -> None:
+def test_manifests_without_a_directory(place: Place, spec: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected) as e:
-        open_for(RunConfig(pods=spec), hierarchy, GI)
+        open_for(RunConfig(pods=spec), place.hierarchy, GI)
     assert "--pods" in str(e.value)
     assert "\n" not in str(e.value)
 
@@ -51,7 +50,7 @@ def test_a_pod_with_an_annotated_cgroup(place: Place, pods: PodSource) -> None:
 
 def test_container_annotations_and_their_cgroups_appearing(place: Place, pods: PodSource) -> None:
     cgroup = place.cgroup("web")
-    place.write("web.yaml", _pod("web", "/web", main="web/main"))
+    place.write("web.yaml", _pod("web", "/web", **{"outrace/cgroup.main": "web/main"}))
     change = pods.poll()
     assert change.updated[0].containers == {}
     assert len(change.problems) == 1

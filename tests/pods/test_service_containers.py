@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.procfs import Process
 from monitor.pods import model, runtimes
 from monitor.pods.runtimes import Runtimes
+from monitor.policy.pods import Pod
 from monitor.policy.resources import pod_request
 from tests.pods.fake_runtime import IMAGES, LIST, FakeRuntime, podman
 from tests.pods.unit_tree import ID, MANAGER, MI, OTHER, POD, USER, Machine, again, pid_of, pods
@@ -75,30 +77,33 @@ def test_until_its_runtime_answers_a_container_stays(machine: Machine, tmp_path:
     assert known == {**stay, f"docker/{OTHER[:12]}": "", "system/plain.service": ""}
 
 
+def by_podman(machine: Machine, containers: list[dict[str, Any]], pod: dict[str, Any] | None = None) -> dict[str, Pod]:
+    """The pods of one look, where podman answers with these containers."""
+    with podman(machine.sockets, containers, pod or {}) as known:
+        return machine.looked(runtimes=known)
+
+
 MEMBERS = [{"Id": OTHER, "Names": "shop-infra", "Status": "running"}, {"Id": ID, "Names": "cart", "Status": "running"}]
 
 
-def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(machine: Machine, tmp_path: Path) -> None:
+def test_a_pod_of_podman_is_one_pod_with_its_containers_amounts(machine: Machine) -> None:
     slice_ = f"machine.slice/machine-libpod_pod_{POD}.slice"
     cart = machine.start(*(f"{slice_}/libpod-{name}.scope" for name in (ID, OTHER, f"conmon-{ID}")))
     machine.request(cart, 32 * MI)
     cgroupfs.set_limit(cart, 64 * MI)
     listed = [{"Id": OTHER, "Names": ["/shop-infra"]}, {"Id": ID, "Names": ["/cart"], "Labels": {}}]
-    with podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": {}}) as known:
-        (pod,) = machine.looked(runtimes=known).values()
+    (pod,) = by_podman(machine, listed, {"Containers": MEMBERS, "Labels": {}}).values()
     assert (pod.namespace, pod.name, pod.taken_critical) == ("podman", "shop", "")
     assert pod_request(pod, "memory").value == 32 * MI
     assert pod.containers[0].limits["memory"].value == 64 * MI
 
 
 @pytest.mark.parametrize("cgroup", ["the pod's", "none"])
-def test_a_container_that_may_never_go_keeps_its_pod(machine: Machine, tmp_path: Path, cgroup: str) -> None:
+def test_a_container_that_may_never_go_keeps_its_pod(machine: Machine, cgroup: str) -> None:
     """... and a container whose pod has no cgroup has the pod's priority (podman 4.3 with --infra=false)."""
     machine.start(f"libpod_parent/{POD}/libpod-{ID}" if cgroup == "the pod's" else f"libpod_parent/libpod-{ID}")
     listed = [{"Id": ID, "Names": ["/cart"], "Labels": {"outrace/never": "true"}}]
-    labels = {"outrace/priority": "9"}
-    with podman(tmp_path, listed, {"Containers": MEMBERS, "Labels": labels}) as known:
-        (pod,) = machine.looked(runtimes=known).values()
+    (pod,) = by_podman(machine, listed, {"Containers": MEMBERS, "Labels": {"outrace/priority": "9"}}).values()
     assert pod.name == ("shop" if cgroup == "the pod's" else "cart")
     assert (pod.priority, pod.taken_critical) == (9, "label outrace/never")
 
@@ -143,12 +148,10 @@ def listed(**labels: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("above", ["system.slice", "user.slice/user-0.slice/user@0.service/app.slice"])
-def test_the_unit_has_the_containers_labels(machine: Machine, tmp_path: Path, above: str) -> None:
+def test_the_unit_has_the_containers_labels(machine: Machine, above: str) -> None:
     payload = machine.start(f"{above}/web.service/libpod-payload-{ID}", f"{above}/web.service/runtime")
     cgroupfs.set_limit(payload, 64 * MI)
-    with podman(tmp_path, listed(priority="7", request="24Mi"), {}) as known, machine.source(runtimes=known) as found:
-        assert found.poll().problems == []
-        (pod,) = pods(found).values()
+    (pod,) = by_podman(machine, listed(priority="7", request="24Mi")).values()
     assert (pod.name, pod.namespace, pod.priority) == ("web.service", "user-0" if "user" in above else "system", 7)
     assert pod.taken_critical == ""
     assert pod_request(pod, "memory").value == 24 * MI
@@ -165,7 +168,7 @@ def test_labels_of_the_container_and_the_tables_names_count(machine: Machine, tm
 
 @pytest.mark.parametrize("shape", ["a unit", "a pod of podman"])
 def test_conmon_beside_a_container_does_not_spare_it(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     """conmon gives itself -1000 (which takes CAP_SYS_RESOURCE, that a machine of tests may not have: the one fake)."""
     if shape == "a unit":
@@ -178,8 +181,7 @@ def test_conmon_beside_a_container_does_not_spare_it(
         )
     scores = {pid_of(inside): 250, pid_of(conmon): -1000}
     monkeypatch.setattr(Process, "oom_score_adj", lambda self: scores[self.pid])
-    with podman(tmp_path, listed(), {}) as known:
-        (pod,) = machine.looked(runtimes=known).values()
+    (pod,) = by_podman(machine, listed()).values()
     assert (pod.taken_critical, pod.priority) == ("", -250)
 
 
@@ -191,13 +193,11 @@ def test_a_user_hides_nothing_behind_a_directory_of_that_name(machine: Machine, 
     assert (pod.name, pod.taken_critical) == ("web.service", "")
 
 
-def test_a_container_that_comes_later_is_seen_at_once(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_that_comes_later_is_seen_at_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """podman pulls its image first. No look at everything comes in time."""
     monkeypatch.setattr(model, "RESCAN_S", 3600.0)
     machine.start(f"{UNIT}/runtime")
-    with podman(tmp_path, listed(never="true"), {}) as known, machine.source(runtimes=known) as found:
+    with podman(machine.sockets, listed(never="true"), {}) as known, machine.source(runtimes=known) as found:
 
         def spared() -> str:
             found.poll()
@@ -213,20 +213,17 @@ def test_a_container_that_comes_later_is_seen_at_once(
         assert until(spared, "the container") == "label outrace/never"
 
 
-def test_a_container_without_a_process_yet_is_being_started(machine: Machine, tmp_path: Path) -> None:
+def test_a_container_without_a_process_yet_is_being_started(machine: Machine) -> None:
     machine.start(f"{UNIT}/runtime")
     cgroupfs.make(machine.path / UNIT / f"libpod-payload-{ID}")
-    with podman(tmp_path, listed(), {}) as known:
-        assert "being started" in machine.looked(runtimes=known)["system/web.service"].taken_critical
+    assert "being started" in by_podman(machine, listed())["system/web.service"].taken_critical
 
 
 @pytest.mark.parametrize("own", [{"outrace/priority": "7", "other": "x"}, {"outrace/priority": "6"}, {}])
-def test_containers_that_go_together_go_where_their_labels_are_alike(
-    machine: Machine, tmp_path: Path, own: dict[str, str]
-) -> None:
+def test_containers_that_go_together_go_where_their_labels_are_alike(machine: Machine, own: dict[str, str]) -> None:
     machine.start(*(f"{UNIT}/libpod-payload-{ident}" for ident in (ID, OTHER)))
-    with podman(tmp_path, [*listed(priority="7"), {"Id": OTHER, "Names": ["/b"], "Labels": own}], {}) as known:
-        (pod,) = machine.looked(runtimes=known).values()
+    other = {"Id": OTHER, "Names": ["/b"], "Labels": own}
+    (pod,) = by_podman(machine, [*listed(priority="7"), other]).values()
     alike = (7, ""), (0, "its labels, which may forbid it, are not known")
     assert (pod.priority, pod.taken_critical) == alike["other" not in own]
 

@@ -57,11 +57,7 @@ def put(path: Path, size: int) -> Path:
 
 def files(stats: PodStats, kind: str, key: str) -> int:
     """Of all containers."""
-    return sum(by_container(stats, kind, key).values())
-
-
-def by_container(stats: PodStats, kind: str, key: str) -> dict[str, int]:
-    return dict(stats.files_each([kind], key))
+    return sum(dict(stats.files_each([kind], key)).values())
 
 
 def test_logs_of_each_container(roots: Roots) -> None:
@@ -73,8 +69,8 @@ def test_logs_of_each_container(roots: Roots) -> None:
     put(logs / "pod.log", PAGE)
     put(roots.logs / "ns_b_uid-b" / "c" / "0.log", 9 * PAGE)
     found = measure(found_pod(initContainers=[{"name": "first"}]), roots)
-    assert by_container(found.stats, "logs", "usedBytes") == {"c": 4 * PAGE, "first": PAGE, "gone": PAGE}
-    assert by_container(found.stats, "logs", "inodesUsed") == {"c": 3, "first": 2, "gone": 2}
+    assert dict(found.stats.files_each(["logs"], "usedBytes")) == {"c": 4 * PAGE, "first": PAGE, "gone": PAGE}
+    assert dict(found.stats.files_each(["logs"], "inodesUsed")) == {"c": 3, "first": 2, "gone": 2}
     assert found.stats.ephemeral_storage() == 7 * PAGE
     assert found.problems == ()
 
@@ -201,6 +197,13 @@ def test_the_writable_layer_of_a_container(mounts: Mounts, roots: Roots) -> None
         assert after.ephemeral_storage() == files(after, "rootfs", "usedBytes")
 
 
+@pytest.fixture
+def upper(tmp_path: Path) -> Path:
+    """The upper directory of an overlay."""
+    (tmp_path / "upper").mkdir()
+    return tmp_path / "upper"
+
+
 def mount_table(proc: Path, pid: object, *lines: str) -> None:
     """What the process has mounted, in the place of /proc."""
     (proc / str(pid)).mkdir(exist_ok=True)
@@ -221,10 +224,8 @@ OVERLAY = "30 1 {device} / / rw - overlay overlay rw,lowerdir=/l{rest}\n"
         ("0:41", ",upperdir=/nonexistent/in/this/namespace", False),
     ],
 )
-def test_which_layers_count(tmp_path: Path, device: str, rest: str, found: bool) -> None:
+def test_which_layers_count(tmp_path: Path, upper: Path, device: str, rest: str, found: bool) -> None:
     # This machine cannot have two roots: the mount tables are written out, the processes are real.
-    upper = tmp_path / "upper"
-    upper.mkdir()
     mount_table(tmp_path, "self", ROOT, OVERLAY.format(device="0:40", rest=",upperdir=/own"))
     with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:
         row = OVERLAY.format(device=device, rest=rest.format(upper=upper))
@@ -232,10 +233,8 @@ def test_which_layers_count(tmp_path: Path, device: str, rest: str, found: bool)
         assert upper_directory(parent, tmp_path) == (upper if found else None)
 
 
-def test_a_process_with_endless_mounts_is_passed_over_and_costs_little(tmp_path: Path) -> None:
+def test_a_process_with_endless_mounts_is_passed_over_and_costs_little(tmp_path: Path, upper: Path) -> None:
     """Any user makes 100,000 with paths of 4 KiB: as a list they took the memory of the daemon's own cgroup."""
-    upper = tmp_path / "upper"
-    upper.mkdir()
     mount_table(tmp_path, "self", ROOT)
     row = OVERLAY.format(device="0:41", rest=f",upperdir={upper},workdir=/w")
     many = f"31 30 0:5 / /{'x' * 4000} rw - tmpfs none rw\n" * 10_000
@@ -250,10 +249,8 @@ def test_a_process_with_endless_mounts_is_passed_over_and_costs_little(tmp_path:
     assert peak < 2 << 20
 
 
-def test_a_layer_of_a_user_namespace_counts_only_if_it_is_mounted_here_too(tmp_path: Path) -> None:
+def test_a_layer_of_a_user_namespace_counts_only_if_it_is_mounted_here_too(tmp_path: Path, upper: Path) -> None:
     """Anybody mounts an overlay in one, and names any directory of the machine as its upper one."""
-    upper = tmp_path / "upper"
-    upper.mkdir()
     (tmp_path / "self" / "ns").mkdir(parents=True)
     (tmp_path / "self" / "ns" / "user").symlink_to("user:[1]")
     with live.cgroup("storage") as parent, live.Puppet(parent) as puppet:

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from monitor.cli.top_frame import threshold_row
 from monitor.kernel.cgroupfs import Reading
+from monitor.policy.quantity import Quantity
+from monitor.policy.signals import Observation
+from monitor.policy.thresholds import Threshold, ThresholdValue
 
 MI = 1 << 20
 GI = 1 << 30
@@ -34,17 +38,9 @@ def pod(name: str, used: int = 100 * MI, request: int | None = 0, **more: Any) -
 
 
 def threshold(signal: str, quantity: int, available: int, kind: str = "hard", **more: Any) -> dict[str, Any]:
-    given = {
-        "signal": signal,
-        "kind": kind,
-        "value": f"{quantity // MI}Mi",
-        "quantity": quantity,
-        "available": available,
-        "distance": available - quantity,
-        "met": available < quantity,
-        "compared": False,
-    }
-    return given | more
+    value = ThresholdValue(Quantity.parse(f"{quantity // MI}Mi"))
+    row = threshold_row(Threshold(signal, value, grace_ns=int(kind == "soft")), Observation(available, 0, 0))
+    return {**row, "compared": False, **more}
 
 
 def frame(pods: Sequence[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:

@@ -23,10 +23,10 @@ USER = 1000
 
 
 class Machine:
-    """With the cgroups of its units below ``path``."""
+    """With the cgroups of its units below ``path``, and sockets of runtimes."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.hierarchy = path, cgroupfs.detect()
+    def __init__(self, path: Path, sockets: Path) -> None:
+        self.path, self.sockets, self.hierarchy = path, sockets, cgroupfs.detect()
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, unit: str, *more: str) -> Path:
@@ -61,10 +61,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
+def machine(tmp_path: Path) -> Iterator[Machine]:
     if os.geteuid() != 0:
         pytest.skip("not root: cannot make a cgroup")
-    with cgroup("services") as path, closing(Machine(path)) as made:
+    with cgroup("services") as path, closing(Machine(path, tmp_path)) as made:
         yield made
 
 
