@@ -24,6 +24,7 @@ from monitor.kernel import cgroupfs
 from tests import live
 from tests.commands import run, without
 from tests.hold.braked import AUTO, COMPANION, HIERARCHY, LIMIT_FILE, MIB, Stand, undo_on
+from tests.hold.braked import held as held
 
 pytestmark = [pytest.mark.kernel, pytest.mark.oldest]
 

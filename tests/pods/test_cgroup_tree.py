@@ -27,7 +27,6 @@ from monitor.side.pod_watch import pod_message
 from tests.pods.manifest_folder import Place
 from tests.pods.unit_tree import Machine
 
-GI = 1 << 30
 UID = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
 SLICE = UID.replace("-", "_")
 CID = "46b4aeed75e56ab25c5594354174633fcf23ad7ea81cedc27c339fdc2a300e95"

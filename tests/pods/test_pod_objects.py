@@ -65,15 +65,11 @@ def test_what_a_request_is_made_of_is_kept() -> None:
     ],
 )
 def test_the_request_that_was_granted_counts(asked: Object, granted: Object | None, mib: int) -> None:
-    pod = with_spec(containers=[{"name": "main", "resources": {"requests": asked}}])
-    pod["status"]["containerStatuses"] = [{"name": "main", "allocatedResources": granted}]
-    assert request(pod) == mib
-    sidecar = with_spec(
-        containers=[container("main")],
-        initContainers=[{"name": "proxy", "restartPolicy": "Always", "resources": {"requests": asked}}],
-    )
-    sidecar["status"]["initContainerStatuses"] = [{"name": "proxy", "allocatedResources": granted}]
-    assert request(sidecar) == mib
+    for kind, more in (("container", {}), ("initContainer", {"restartPolicy": "Always"})):
+        one = {"name": "one", "resources": {"requests": asked}, **more}
+        pod = with_spec(**{"containers": [container("main")], f"{kind}s": [one]})
+        pod["status"][f"{kind}Statuses"] = [{"name": "one", "allocatedResources": granted}]
+        assert request(pod) == mib
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,0 @@
-"""What the tests of holds share."""
-
-from tests.hold.braked import held as held
