@@ -186,15 +186,12 @@ def test_containers_outside_kubepods_are_named_and_their_pods_are_not_ranked_by_
     cluster: Cluster, directory: str
 ) -> None:
     """The runtime has another cgroup driver than the kubelet."""
-    pod, ended = a_pod("a"), a_pod("b")
-    name = "kubepods-burstable-pod{}.slice"
-    for one in (pod, ended):
+    ended, pod = a_pod("b"), a_pod("a")
+    for one in (ended, pod):
         cluster.create(one, cgroup=False)
-        cgroupfs.make(
-            cluster.root / "kubepods.slice/kubepods-burstable.slice" / name.format(uid_of(one).replace("-", "_"))
-        )
-    own = name.format(uid_of(pod).replace("-", "_"))
-    where = cgroupfs.make(cluster.root / directory.format(slice=own, id=uid_of(pod).replace("-", "")))
+        name = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid_of(one).replace('-', '_')}.slice"
+        own = cgroupfs.make(cluster.root / name)
+    where = cgroupfs.make(cluster.root / directory.format(slice=own.name, id=uid_of(pod).replace("-", "")))
     with subprocess.Popen(["sleep", "600"]) as process:
         (where / "cgroup.procs").write_text(str(process.pid))
         source = cluster.source(cluster.polled())
@@ -203,9 +200,7 @@ def test_containers_outside_kubepods_are_named_and_their_pods_are_not_ranked_by_
         assert f"its containers run in {where}, and its cgroup {cluster.root}/kubepods.slice/" in problem
         assert "another cgroup driver than the kubelet; the pod is not watched, and never evicted; give both" in problem
         assert named(source) == {"shop/b"}  # one that has ended is in no other cgroup
-        right = cgroupfs.make(
-            cluster.root / "kubepods.slice/kubepods-burstable.slice" / own / f"cri-containerd-{'0' * 64}.scope"
-        )
+        right = cgroupfs.make(own / f"cri-containerd-{'0' * 64}.scope")
         (right / "cgroup.procs").write_text(str(process.pid))
         look(source, lambda: named(source) == {"shop/a", "shop/b"})
         process.kill()

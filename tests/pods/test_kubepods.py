@@ -159,20 +159,14 @@ def test_a_hash_leads_to_its_cgroup_only_for_a_static_pod(
     assert bool(polled(folder, node).updated) == found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "kubelet.slice",
-        "kubelet.slice/kubelet-kubepods.slice",
-        "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice",
-    ],
-)
-def test_a_cgroup_of_many_pods_is_no_pod(place: Place, folder: Path, name: str) -> None:
-    burstable = "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice"
-    pod = f"{burstable}/kubelet-kubepods-burstable-podabc.slice"
-    place.cgroup(pod)
+@pytest.mark.parametrize("above", range(3))
+def test_a_cgroup_of_many_pods_is_no_pod(place: Place, folder: Path, above: int) -> None:
+    burstable = Path("kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice")
+    pod = burstable / "kubelet-kubepods-burstable-podabc.slice"
+    name = str(pod.parents[above])
+    place.cgroup(str(pod))
     manifest(folder, "a", name)
-    manifest(folder, "b", pod, uid="abc")
+    manifest(folder, "b", str(pod), uid="abc")
     change = polled(folder, None, place.hierarchy)
     assert _names(change) == ["b"]
     [problem] = change.problems
