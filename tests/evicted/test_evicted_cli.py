@@ -20,12 +20,10 @@ def cluster(api: FakeApiServer) -> FakeApiServer:
     web = owned("ReplicaSet", "web-5d9c", labels={"pod-template-hash": "5d9c", "app": "web"})
     other = evicted("lost")
     other["status"]["reason"] = "NodeLost"
-    put(api, other, running("live"))
+    database, job = owned("StatefulSet", "db"), owned("Job", "import")
+    put(api, other, running("live"), evicted("bare", "lab", 30.0))
     put(api, evicted("web-5d9c-a", "shop", 73 * 86400.0, **web), evicted("web-5d9c-b", "shop", 7200.0, **web))
-    put(
-        api, evicted("db-0", "shop", 600.0, **owned("StatefulSet", "db")), evicted("import-x", **owned("Job", "import"))
-    )
-    put(api, evicted("bare", "lab", 30.0))
+    put(api, evicted("db-0", "shop", 600.0, **database), evicted("import-x", **job))
     return api
 
 

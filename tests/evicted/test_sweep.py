@@ -77,16 +77,12 @@ def test_a_refusal_of_one_pod_is_its_own(api: FakeApiServer, make: Make) -> None
 
 def test_a_server_that_stays_away_ends_it_and_the_next_sweep_goes_on(api: FakeApiServer, make: Make) -> None:
     put(api, *(evicted(f"a{number}") for number in range(6)))
-    lines: list[str] = []
-
     sweep = make()
     going = sweep.delete(sweep.find())
-    for _ in range(2):
-        lines.append(str(next(going)))
+    assert [str(next(going)) for _ in range(2)] == ["1 of 6: 1 deleted", "2 of 6: 2 deleted"]
     api.refuse()
     with pytest.raises(TransportError):
         next(going)
-    assert lines == ["1 of 6: 1 deleted", "2 of 6: 2 deleted"]
     api.listen()
     assert len(names(api)) == 4
     assert dict(swept(make()).outcomes) == {DELETED: 4}

@@ -40,12 +40,9 @@ def roots(disk: Path) -> Roots:
 
 
 def found_pod(
-    *containers: dict[str, Any],
-    cgroup: Path = Path("/nonexistent"),
-    cgroups: Mapping[str, Path] | None = None,
-    **more: Any,
+    name: str = "a", cgroup: Path = Path("/nonexistent"), cgroups: Mapping[str, Path] | None = None, **spec: Any
 ) -> FoundPod:
-    return FoundPod(pod("a", *containers, **more), cgroup, cgroups or {})
+    return FoundPod(pod(name, **spec), cgroup, cgroups or {})
 
 
 def put(path: Path, size: int) -> Path:
@@ -158,7 +155,7 @@ def test_a_directory_that_cannot_be_listed_is_reported() -> None:
         os.seteuid(65534)
         try:
             [listed] = measure(found_pod(), Roots(logs)).problems
-            [walked] = measure(FoundPod(pod("b"), Path("/nonexistent"), {}), Roots(logs)).problems
+            [walked] = measure(found_pod("b"), Roots(logs)).problems
         finally:
             os.seteuid(0)
     ending = ": Permission denied; what it holds is not counted"
