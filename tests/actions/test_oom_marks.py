@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.actions import oom_values
-from monitor.actions.oom_values import MarkJournal, Restored, ScoreNotes, Seen
+from monitor.actions.oom_values import MarkJournal, Restored, ScoreNotes, Seen, without
 from monitor.actions.oomadj import OomScores
 from monitor.kernel import cgroup_procs, cgroupfs
 from tests import live
@@ -163,8 +163,6 @@ _DROP = (
 
 
 def test_this_thread_alone_does_without_a_capability() -> None:
-    from monitor.actions.oom_values import without
-
     def effective() -> int:
         lines = Path("/proc/thread-self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("CapEff:")).split()[1], 16)
