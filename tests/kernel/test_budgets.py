@@ -5,14 +5,19 @@ import select
 import signal
 import subprocess
 import time
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from monitor.actions.procfeed import BpfFeed
 from monitor.hot.evictor import EvictionNote
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD
-from monitor.kernel.pins import PROCS, Ring
-from monitor.kernel.wire import EVICTION, PAGE, PROC
+from monitor.kernel.pins import Ring
+from monitor.kernel.procfs import readable
+from monitor.kernel.wire import EVICTION, PAGE
 from tests import live
 
 pytestmark = pytest.mark.kernel
@@ -166,24 +171,21 @@ def test_the_ends_of_pid_namespaces_in_no_watched_cgroup_are_no_records() -> Non
 @pytest.mark.once  # 3,000 forks take minutes on an emulated CPU, where no pod forks faster than its budget
 def test_a_pod_may_have_so_many_new_processes_reported() -> None:
     seen: list[int] = []  # cgroups
+    scores: Any = SimpleNamespace(on_process=lambda _, cgroup: seen.append(cgroup))
     with live.Watching(attach=False) as watch, live.cgroup("forks") as node:
         storm, other = cgroupfs.make(node / "storm"), cgroupfs.make(node / "other")
         for path in (storm, other):
             watch.add(path, flags=POD)
         ids = {path: cgroupfs.cgroup_id(path) for path in (storm, other)}
-        ring = Ring(watch.pins, "procs", lambda record: seen.append(record[1]), PROC.unpack_from)
-        ring.consume()
-        seen.clear()
-        with live.Puppet(storm) as puppet, live.Puppet(other) as bystander:
-            links = [watch.pins.attach(name) for name in PROCS]
-            try:
-                took = murders(puppet, 3000)
-                murders(bystander, 2)
-            finally:
-                for link in links:
-                    os.close(link)
-        ring.consume()
-        ring.close()
+        with (
+            live.Puppet(storm) as puppet,
+            live.Puppet(other) as bystander,
+            closing(BpfFeed(watch.pins, scores)) as feed,
+        ):
+            took = murders(puppet, 3000)
+            murders(bystander, 2)
+            while readable(feed, 0):
+                feed.consume()
         reported = seen.count(ids[storm])
         assert reported <= PROCESSES + 2 + PROCESSES_PER_S * (took + 1)
         assert watch.table.over(ids[storm])["processes"] == 3000 - reported

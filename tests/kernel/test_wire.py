@@ -1,16 +1,17 @@
 """The structs that BPF writes and Python reads are the same bytes: the header against the decoder, and real records."""
 
 import itertools
-import os
 import re
-import signal
 import struct
 import subprocess
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from monitor.actions.procfeed import BpfFeed
 from monitor.kernel import cgroupfs, domains, loader, wire
-from monitor.kernel.pins import PROCS, Ring
 from tests import live
 from tests.daemon import blinder
 
@@ -124,39 +125,16 @@ def test_an_ordinary_name_stays(name: str) -> None:
 
 @pytest.mark.kernel
 def test_processes_that_appear_in_a_pod() -> None:
-    seen: list[tuple[int, ...]] = []  # when, the cgroup's id, kind, pid, and others
-    kinds = {number: name for name, number in enumerators("proc_kind").items()}
+    """One that joins it, the child of that, and what each of them executes."""
+    seen: list[tuple[int, int]] = []  # pid, the cgroup's id
+    scores: Any = SimpleNamespace(on_process=lambda *found: seen.append(found))
     with live.Watching(attach=False) as watch, live.cgroup("procs") as pod:
         inner = cgroupfs.make(pod / "container")
-        pod_id = cgroupfs.cgroup_id(pod)
         watch.add(pod, flags=domains.POD)
         watch.add(inner)
-        ring = Ring(watch.pins, "procs", seen.append, wire.PROC.unpack_from)
-        ring.consume()
-        seen.clear()
-        links = [watch.pins.attach(name) for name in PROCS]
-        try:
-            script = f"echo $$ > {inner}/cgroup.procs; /bin/true; exec sleep 1000"
-            shell = subprocess.Popen(["/bin/sh", "-c", script])
-            try:
-                live.until(
-                    lambda: (
-                        ring.consume() >= 0 and [e for e in seen if kinds[e[2]] == "PROC_EXEC" and e[3] == shell.pid]
-                    ),
-                    "exec",
-                )
-            finally:
-                shell.send_signal(signal.SIGKILL)
-                shell.wait()
-        finally:
-            for link in links:
-                os.close(link)
-            ring.close()
-    assert {e[1] for e in seen} == {pod_id}, "the pod is named, not its container"
-    assert [(kinds[e[2]].removeprefix("PROC_").lower(), e[3] == shell.pid) for e in seen] == [
-        ("attach", True),
-        ("fork", False),
-        ("exec", False),
-        ("exec", True),
-    ]
-    assert sorted(e[0] for e in seen) == [e[0] for e in seen]
+        script = f"echo $$ > {inner}/cgroup.procs; /bin/true; exec sleep 100"
+        with closing(BpfFeed(watch.pins, scores)) as feed, subprocess.Popen(["/bin/sh", "-c", script]) as shell:
+            live.until(lambda: feed.consume() or [pid for pid, _ in seen].count(shell.pid) == 2, "exec")
+            shell.kill()
+        assert {cgroup for _, cgroup in seen} == {cgroupfs.cgroup_id(pod)}, "the pod is named, not its container"
+    assert [pid == shell.pid for pid, _ in seen] == [True, False, False, True]
