@@ -72,20 +72,14 @@ def _first(*args: object) -> object:
     return args[0] if args else None
 
 
-class _Epoll:
-    def __init__(self) -> None:
-        self._epoll = _real_epoll()
+class _Poller:
+    """Of `select.epoll` or `select.poll`."""
+
+    def __init__(self, kind: str, real: Any) -> None:
+        self._kind, self._real = kind, real
 
     def __getattr__(self, name: str) -> Any:
-        return _faulty(f"epoll.{name}", getattr(self._epoll, name), _first)
-
-
-class _Poll:
-    def __init__(self) -> None:
-        self._poll = _real_poll()
-
-    def __getattr__(self, name: str) -> Any:
-        return _faulty(f"poll.{name}", getattr(self._poll, name), _first)
+        return _faulty(f"{self._kind}.{name}", getattr(self._real, name), _first)
 
 
 _real_read, _real_epoll, _real_poll, _real_pidfd_open = os.read, select.epoll, select.poll, os.pidfd_open
@@ -99,7 +93,7 @@ def _pidfd_open(pid: int, flags: int = 0) -> int:
 
 
 def _install() -> None:
-    for name in ("open", "read", "pread", "write", "stat", "scandir", "getsid", "posix_spawn", "waitpid"):
+    for name in ("open", "read", "pread", "stat", "scandir", "getsid", "posix_spawn"):
         setattr(os, name, _faulty(name, getattr(os, name), _first))
     os.pidfd_open = _pidfd_open
     builtins.open = io.open = _faulty("open", builtins.open, _first)
@@ -107,7 +101,8 @@ def _install() -> None:
     socket.socketpair = _faulty("socketpair", socket.socketpair, _first)
     for name in ("send", "recv"):
         setattr(socket.socket, name, _faulty(name, getattr(socket.socket, name), _first))
-    select.epoll, select.poll = _Epoll, _Poll  # type: ignore[misc, assignment]
+    select.epoll = lambda: _Poller("epoll", _real_epoll())  # type: ignore[misc, assignment]
+    select.poll = lambda: _Poller("poll", _real_poll())
     signal.signal(signal.SIGUSR1, _load)
 
 
