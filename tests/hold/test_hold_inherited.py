@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,27 +134,6 @@ def test_cgroups_deeper_than_a_path_keep_nobody_held(held: Stand) -> None:
         assert not held.noted()
 
 
-class Listed:
-    """`os.scandir`, and how many entries were read of it."""
-
-    def __init__(self, directory: str) -> None:
-        self._entries = scandir(directory)
-
-    def __enter__(self) -> Listed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._entries.close()
-
-    def __iter__(self) -> Iterator[os.DirEntry[str]]:
-        for entry in self._entries:
-            LISTED.append(entry.name)
-            yield entry
-
-
-LISTED, scandir = list[str](), os.scandir
-
-
 def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hot thread looks ten times a second: of 5,000 cgroups in one it reads 64, and does not list the others."""
     for name in (".", *(f"c{number}" for number in range(1500))):
@@ -161,17 +141,24 @@ def test_a_look_at_a_pod_does_not_list_all_cgroups_in_it(tmp_path: Path, monkeyp
         (tmp_path / name / "cgroup.procs").touch()
     (tmp_path / "c1499" / "cgroup.procs").write_text(f"{os.getpid()}\n0\n")
     assert cgroup_procs.pids_below(tmp_path) == {os.getpid()}
-    monkeypatch.setattr(os, "scandir", Listed)
+    listed, scandir = list[str](), os.scandir
+
+    @contextmanager
+    def counted(directory: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+        with scandir(directory) as entries:
+            yield (listed.append(entry.name) or entry for entry in entries)
+
+    monkeypatch.setattr(os, "scandir", counted)
     read, real = list[str](), cgroup_procs._pids_in
     monkeypatch.setattr(cgroup_procs, "_pids_in", lambda directory: read.append(directory) or real(directory))
     monkeypatch.setattr(pod_brake, "_MOST_NS", 60_000_000_000)  # an emulated CPU lists for a millisecond
     kills = PendingKills(tmp_path)
     looks = (lambda: cgroup_procs.anybody(tmp_path, CGROUPS), lambda: cgroup_procs.empty(tmp_path, CGROUPS))
     for look in (*looks, kills.look, kills.look):
-        LISTED.clear()
+        listed.clear()
         read.clear()
         look()
-        assert 0 < len(LISTED) <= 17 * CGROUPS
+        assert 0 < len(listed) <= 17 * CGROUPS
         assert 0 < len(read) <= CGROUPS + 1
     (tmp_path / "cgroup.procs").write_text(f"{os.getpid()}\n")
     (tmp_path / "c1499" / "cgroup.procs").write_text("")

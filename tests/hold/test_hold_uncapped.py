@@ -31,13 +31,26 @@ def values(pod: PlainPod) -> tuple[str, ...]:
     return tuple((pod.path / name).read_text().strip() for name in names)
 
 
-@pytest.mark.parametrize(("value", "panics"), [("0", False), ("1", False), ("2", True), ("", True), ("x", True)])
-def test_where_the_kernel_panics_at_a_cap(sysctl: Path, value: str, panics: bool) -> None:
+@pytest.mark.parametrize(
+    ("version", "value", "panics"),
+    [
+        *((2, value, panics) for value, panics in (("0", False), ("1", False), ("2", True), ("", True), ("x", True))),
+        *((1, value, False) for value in ("2", "")),
+    ],
+)
+def test_where_the_kernel_panics_at_a_cap_the_doctor_has_it(
+    sysctl: Path, monkeypatch: pytest.MonkeyPatch, version: int, value: str, panics: bool
+) -> None:
     """With 1 only where the machine runs out of memory. What cannot be read may be 2."""
     sysctl.write_text(value)
-    assert (panics_at_cap(1), panics_at_cap(2)) == (False, panics)
+    monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(version, Path("/x")))
+    assert panics_at_cap(version) is panics
+    (check,) = doctor._panic_on_oom()
+    assert (check.name, check.ok, check.required, check.bpf) == ("panic-on-oom", not panics, False, False)
+    assert check.detail.startswith(f"vm.panic_on_oom {f'is {value}' if value.isdigit() else 'cannot be read'}")
+    assert check.remedy == ("sysctl vm.panic_on_oom=0" if panics else "")
     sysctl.unlink()
-    assert panics_at_cap(2)
+    assert panics_at_cap(version) is (version == 2)
 
 
 def test_no_pod_is_held_where_it_is_set_and_a_held_one_is_released(sysctl: Path, pod: PlainPod) -> None:
@@ -57,19 +70,6 @@ def test_no_pod_is_held_where_it_is_set_and_a_held_one_is_released(sysctl: Path,
     assert not brakes.apply(held, held.pod, runs=False)
     assert (values(pod), pod.is_noted) == (free, False)
     brakes.drop("uid")
-
-
-@pytest.mark.parametrize(("version", "value", "ok"), [(2, "2", False), (2, "0", True), (1, "2", True)])
-def test_the_doctor_has_it(sysctl: Path, monkeypatch: pytest.MonkeyPatch, version: int, value: str, ok: bool) -> None:
-    sysctl.write_text(value)
-    monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(version, Path("/x")))
-    (check,) = doctor._panic_on_oom()
-    assert (check.name, check.ok, check.required, check.bpf) == ("panic-on-oom", ok, False, False)
-    assert check.detail.startswith(f"vm.panic_on_oom is {value}")
-    assert check.remedy == ("" if ok else "sysctl vm.panic_on_oom=0")
-    sysctl.unlink()
-    (check,) = doctor._panic_on_oom()
-    assert (check.detail.startswith("vm.panic_on_oom cannot be read"), check.ok) == (True, version == 1)
 
 
 @pytest.mark.parametrize(
