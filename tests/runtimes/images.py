@@ -26,7 +26,6 @@ int main(int n, char **a) {
 }
 """
 _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-_MEDIA = "application/vnd.oci.image"
 
 
 def program(directory: Path) -> Path:
@@ -37,7 +36,9 @@ def program(directory: Path) -> Path:
 
 
 def archive(out: Path, name: str, pause: Path, ballast: int = 0, files: int = 0) -> Path:
-    """An OCI archive of the image ``name``: `/pause`, ``ballast`` bytes that do not compress, ``files`` empty files."""
+    """An archive, as `docker save` makes one, of the image ``name``: `/pause`, ``ballast`` bytes that do not compress,
+    ``files`` empty files.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         _add(tar, "pause", pause.read_bytes(), 0o755)
@@ -49,23 +50,13 @@ def archive(out: Path, name: str, pause: Path, ballast: int = 0, files: int = 0)
         "architecture": _ARCHITECTURE,
         "os": "linux",
         "config": {"Entrypoint": ["/pause"]},
-        "rootfs": {"type": "layers", "diff_ids": [_digest(layer.getvalue())]},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer.getvalue()).hexdigest()}"]},
     }
-    blobs = [layer.getvalue(), json.dumps(config).encode()]
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": f"{_MEDIA}.manifest.v1+json",
-        "config": _described(blobs[1], f"{_MEDIA}.config.v1+json"),
-        "layers": [_described(blobs[0], f"{_MEDIA}.layer.v1.tar")],
-    }
-    blobs.append(json.dumps(manifest).encode())
-    entry = _described(blobs[2], f"{_MEDIA}.manifest.v1+json")
-    entry["annotations"] = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name}
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
     with tarfile.open(out, "w") as tar:
-        _add(tar, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
-        _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
-        for blob in blobs:
-            _add(tar, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
+        _add(tar, "config.json", json.dumps(config).encode())
+        _add(tar, "layer.tar", layer.getvalue())
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
     return out
 
 
@@ -73,11 +64,3 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> Non
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(data), mode
     tar.addfile(entry, io.BytesIO(data))
-
-
-def _digest(blob: bytes) -> str:
-    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
-
-
-def _described(blob: bytes, media_type: str) -> dict[str, object]:
-    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
