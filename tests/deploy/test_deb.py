@@ -1,6 +1,7 @@
 """The Debian package as `make deb` builds it: what is inside, that it runs from there, man pages and completion."""
 
 import gzip
+import importlib
 import json
 import os
 import re
@@ -8,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -39,27 +41,24 @@ def tree(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def environment(place: Path) -> dict[str, str]:
-    """`outrace` as the package has it, and of the tests' environment only `NEEDED`."""
-    import importlib
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
+
+@pytest.fixture(scope="module")
+def packaged(tree: Path) -> Run:
+    """Runs a command as the package has it: with the interpreter in this directory instead of /usr/lib, and of the
+    tests' environment only `NEEDED`.
+    """
     # Where the distribution's packages would be found: -I reads no PYTHONPATH.
-    home = place / "usr/lib/outrace/lib/python3/site-packages"
+    home = tree / "usr/lib/outrace/lib/python3/site-packages"
     for name in NEEDED:
-        found = Path(str(importlib.import_module(name).__file__)).parent
-        if not (home / name).exists():
-            (home / name).symlink_to(found)
-    return {"PATH": f"{command(place).parent}:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
-
-
-def command(place: Path) -> Path:
-    """Its command, with the interpreter in this directory instead of /usr/lib."""
-    there = place / "usr/local/bin/outrace"
-    if not there.exists():
-        there.parent.mkdir(parents=True)
-        there.write_text((place / "usr/bin/outrace").read_text().replace("#!", f"#!{place}", 1))
-        there.chmod(0o755)
-    return there
+        (home / name).symlink_to(Path(str(importlib.import_module(name).__file__)).parent)
+    there = tree / "usr/local/bin/outrace"
+    there.parent.mkdir(parents=True)
+    there.write_text((tree / "usr/bin/outrace").read_text().replace("#!", f"#!{tree}", 1))
+    there.chmod(0o755)
+    path = f"{there.parent}:/usr/bin:/bin:/usr/sbin:/sbin"
+    return partial(run, env={"PATH": path, "LANG": "C.UTF-8"}, cwd="/")
 
 
 def every_command(one: click.Command, name: str) -> Iterator[str]:
@@ -77,7 +76,7 @@ def test_fields_and_rights(package: Path, tree: Path) -> None:
         "Version: 9.8.7",
         "Architecture: all",
     ]
-    # tests/kernel/test_headers.py: the programs load without. With what they recommend they were 310 MiB of 559.
+    # tests/kernel/test_loader.py: the programs load without. With what they recommend they were 310 MiB of 559.
     wanted = run("dpkg-deb", "-f", package, "Depends", "Recommends").stdout
     assert "python3-bpfcc" in wanted
     assert "headers" not in wanted
@@ -117,22 +116,20 @@ def test_the_unit_starts_the_packages_command(tree: Path) -> None:
     assert (tree / "usr/bin/outrace").exists()
 
 
-def test_it_runs_by_its_own_modules(tree: Path) -> None:
-    place = tree / "usr/lib/outrace"
+def test_it_runs_by_its_own_modules(tree: Path, packaged: Run) -> None:
     script = "import monitor, click, prometheus_client, pyroute2; print(monitor.__file__, click.__file__)"
-    done = run(place / "bin/python3", "-I", "-c", script, env=environment(tree), cwd="/")
-    assert [path for path in done.stdout.split() if path.startswith(str(place))] == done.stdout.split(), done.stderr
-    assert len(done.stdout.split()) == 2
-    assert run(command(tree), "--version", env=environment(tree), cwd="/").stdout.startswith("outrace ")
-    shown = json.loads(run(command(tree), "doctor", "-o", "json", env=environment(tree), cwd="/").stdout)
-    assert shown["checks"]
+    done = packaged(tree / "usr/lib/outrace/bin/python3", "-I", "-c", script)
+    own = str(tree / "usr/lib/outrace")
+    assert [path.startswith(own) for path in done.stdout.split()] == [True, True], done.stderr
+    assert packaged("outrace", "--version").stdout.startswith("outrace ")
+    assert json.loads(packaged("outrace", "doctor", "-o", "json").stdout)["checks"]
 
 
 @pytest.mark.kernel
 @pytest.mark.once
 @pytest.mark.skipif(os.geteuid() != 0, reason="not root: no cgroup for a race")
-def test_a_race_is_won_by_the_package(tree: Path) -> None:
-    done = run(command(tree), "demo", "--runs", "1", "-o", "json", env=environment(tree), cwd="/")
+def test_a_race_is_won_by_the_package(packaged: Run) -> None:
+    done = packaged("outrace", "demo", "--runs", "1", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["wins"] == 1
 
@@ -160,12 +157,12 @@ def test_groff_has_no_complaint(tree: Path) -> None:
     ("words", "wanted"),
     [(["exp"], {"explain"}), (["config", "sh"], {"show"}), (["run", "--eviction-h"], {"--eviction-hard"})],
 )
-def test_bash_completes(tree: Path, words: list[str], wanted: set[str]) -> None:
+def test_bash_completes(tree: Path, packaged: Run, words: list[str], wanted: set[str]) -> None:
     script = (
         f". {tree}/usr/share/bash-completion/completions/outrace; COMP_WORDS=(outrace {' '.join(words)});"
         f' COMP_CWORD={len(words)}; _outrace_completion outrace; echo "${{COMPREPLY[@]}}"'
     )
-    done = run("bash", "-c", script, env=environment(tree))
+    done = packaged("bash", "-c", script)
     assert set(done.stdout.split()) == wanted, done.stderr
 
 

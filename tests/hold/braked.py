@@ -1,6 +1,7 @@
 """A small node with a pod in it that can be braked: its memory cgroup and, on v1, the same path in the freezer."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -129,6 +130,15 @@ class Stand:
     def oom_kills(self) -> int:
         """Of the node, the pod and what is below it."""
         return sum(cgroupfs.oom_kills(HIERARCHY, path) or 0 for path in (self.node, *cgroupfs.below(self.node)))
+
+
+def settled(usage: Callable[[], int | None]) -> int:
+    """What it is once it stands still."""
+    last, now = -1, usage() or 0
+    while last != now:
+        time.sleep(0.3)
+        last, now = now, usage() or 0
+    return now
 
 
 def undo_on(state_dir: Path, on_problem: Callable[[str], object] = lambda _: None) -> list[tuple[Change, str, str]]:

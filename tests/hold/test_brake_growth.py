@@ -16,7 +16,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.cgroup_procs import pids_below
 from monitor.lab.hog import CHECKED
 from tests import live
-from tests.hold.braked import AUTO, HIERARCHY, MIB, Stand, stand
+from tests.hold.braked import AUTO, HIERARCHY, MIB, Stand, settled, stand
 
 pytestmark = pytest.mark.kernel
 
@@ -51,15 +51,6 @@ def braked_at_the_line(held: Stand, brake: PodBrake) -> int:
     return braked.cap
 
 
-def settled(held: Stand) -> int:
-    """The node's usage once it stands still."""
-    last, now = -1, cgroupfs.usage(HIERARCHY, held.node)
-    while last != now:
-        time.sleep(0.3)
-        last, now = now, cgroupfs.usage(HIERARCHY, held.node)
-    return now
-
-
 @pytest.mark.parametrize("kind", CHECKED)
 def test_the_growth_ends_at_the_cap_and_no_other_pod_pays(held: Stand, kind: str) -> None:
     """What a page fault cannot have now it waits for; a system call returns without."""
@@ -69,7 +60,7 @@ def test_the_growth_ends_at_the_cap_and_no_other_pod_pays(held: Stand, kind: str
         brake = held.brake(AUTO)
         hog.go()
         cap = braked_at_the_line(held, brake)
-        assert settled(held) < NODE * MIB
+        assert settled(lambda: cgroupfs.usage(HIERARCHY, held.node)) < NODE * MIB
         assert (brake.usage() or 0) <= cap
         assert live.alive(other.pid)
         assert cgroupfs.oom_kills(HIERARCHY, innocent) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from monitor.hold import pod_brake
 from monitor.hold.pod_brake import FREEZE, LIMIT, PodBrake
 from monitor.kernel import cgroupfs
 from tests import live
-from tests.hold.braked import AUTO, LIMIT_FILE, MIB, V2, Stand, stand
+from tests.hold.braked import AUTO, LIMIT_FILE, MIB, V2, Stand, settled, stand
 
 pytestmark = pytest.mark.kernel
 
@@ -44,15 +43,6 @@ def growing(brake: PodBrake, puppet: live.Puppet, slowly: Path) -> None:
     live.until(lambda: (brake.usage() or 0) > before + 8 * MIB, "the pod to grow")
 
 
-def stands_still(brake: PodBrake) -> int:
-    """Its usage, once it stops; charges that each CPU has ahead may be counted or not."""
-    last, now = -1, brake.usage() or 0
-    while now != last:
-        time.sleep(0.2)
-        last, now = now, brake.usage() or 0
-    return now
-
-
 @pytest.mark.parametrize("kind", STOPS)
 def test_a_braked_pod_stops_and_goes_on_undamaged(held: Stand, tmp_path: Path, kind: str) -> None:
     with held.puppet() as puppet:
@@ -65,7 +55,7 @@ def test_a_braked_pod_stops_and_goes_on_undamaged(held: Stand, tmp_path: Path, k
         assert brake.is_held
         assert brake.in_force()
         assert held.noted()
-        usage = stands_still(brake)
+        usage = settled(brake.usage)
         assert usage < 100 * MIB, "what it takes"
         if braked.cap:
             assert usage <= braked.cap

@@ -15,7 +15,7 @@ from monitor.kernel.procfs import Process
 from monitor.kernel.wire import PAGE
 from tests import live
 from tests.filesystems import nested
-from tests.limited import write
+from tests.limited import UNLIMITED, write
 from tests.puppet import cgroup
 
 MI = 1 << 20
@@ -139,12 +139,9 @@ def test_v2_cgroup(v2: Hierarchy, current: int, stat: dict[str, int], limit: str
 
 def test_v1_counts_the_subtree(tmp_path: Path) -> None:
     hierarchy = Hierarchy(1, tmp_path)
-    (tmp_path / "cgroup.procs").write_text("")
-    (tmp_path / "memory.usage_in_bytes").write_text(f"{50 * MI}\n")
-    (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    (tmp_path / "memory.stat").write_text(
-        f"inactive_file 1\nactive_file 2\ntotal_inactive_file {5 * MI}\ntotal_active_file {6 * MI}\n"
-    )
+    stat = f"inactive_file 1\nactive_file 2\ntotal_inactive_file {5 * MI}\ntotal_active_file {6 * MI}"
+    files = {"memory.usage_in_bytes": 50 * MI, "memory.limit_in_bytes": UNLIMITED, "memory.stat": stat}
+    write(tmp_path, files)
     assert cgroupfs.limit(tmp_path) is None
     expected = Reading(50 * MI, 5 * MI, 6 * MI, capacity=100 * MI)
     assert cgroupfs.read_cgroup(hierarchy, hierarchy.root, 100 * MI) == expected

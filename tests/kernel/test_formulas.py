@@ -79,9 +79,6 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
 
             def agree() -> bool:
                 bench.sweeper.run()
-                if bench.watching is None:
-                    for index in indexes:
-                        bench.table.read_stat(bench.table.files(index))  # type: ignore[attr-defined]
                 kernels, first = cgroupfs.read_cgroup(HIERARCHY, node), bench.table.reading(indexes[0])
                 reclaimable = bench.table.reading(indexes[1])
                 cache = kernels.inactive_file + kernels.active_file
@@ -98,8 +95,6 @@ def test_every_formula_has_the_kernels_own_figures(bench: Bench, files: Path) ->
             drain_batches()
             live.until(agree, lambda: f"the formulas to agree: {figures}")
             reclaimable = bench.table.reading(indexes[1])
-            cache = reclaimable.inactive_file + reclaimable.active_file
-            assert reclaimable.usage - reclaimable.used == cache
             if not meminfo.multi_gen_lru():
                 assert reclaimable.active_file >= 22 * MIB
                 assert bench.table.reading(indexes[0]).used - reclaimable.used >= 22 * MIB

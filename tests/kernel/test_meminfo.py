@@ -55,8 +55,7 @@ HELD = "MemTotal: 8388608 kB\nMemFree: 2097152 kB\nActive: 2097152 kB\n"
 def test_what_the_kernel_keeps_no_process_can_get(tmp_path: Path, text: str, more: dict[str, str], kib: int) -> None:
     for name, content in {"meminfo": text, **more}.items():
         (tmp_path / name).write_text(content)
-    files = (tmp_path / name for name in ("meminfo", "min_free_kbytes", "zoneinfo"))
-    paths = tuple(files)
+    paths = [tmp_path / name for name in ("meminfo", "min_free_kbytes", "zoneinfo")]
     assert meminfo.kernels_share(*paths) == kib << 10
     apart = 2048 << 10 if "Hugetlb" in text else 0  # where the capacity is without them, the kernel's share is too
     assert meminfo.kernels_share(*paths, huge_pages_apart=True) == kib - apart << 10

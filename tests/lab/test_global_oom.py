@@ -9,7 +9,7 @@ import pytest
 
 from monitor.kernel import cgroupfs, meminfo
 from monitor.lab.child import Child
-from monitor.lab.daemon import LabDaemon, Record
+from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.side.incidents import IncidentReader
 from tests import live
@@ -55,25 +55,20 @@ def hog(node: LabNode, pod: LabPod, rate: int = RATE) -> Child:
     return made
 
 
-def final(daemon: LabDaemon) -> list[Record]:
-    return [record for record in live.messages(daemon, "incident") if record.get("final")]
-
-
-def incident(daemon: LabDaemon, began: int) -> dict[str, Any]:
-    """The one that was stored since there were ``began`` of them; the daemon has ended then.
+def incident(daemon: LabDaemon) -> dict[str, Any]:
+    """The one that it stored; the daemon has ended then.
 
     Page cache that comes and goes near the threshold may be an incident too, in which nothing happened (`relieved`).
     """
-    live.until(lambda: any(r.get("verdict") != "relieved" for r in final(daemon)), "the incident to be final")
+
+    def final() -> list[str]:
+        found = [one for one in live.messages(daemon, "incident") if one.get("final")]
+        return [str(one["id"]) for one in found if one["verdict"] != "relieved"]
+
+    live.until(final, "the incident to be final")
     live.ended(daemon)
-    every = list(IncidentReader(live.state_dir() / "incidents").all())[began:]
-    (found,) = [one for one in every if one["verdict"] != "relieved"]
-    return dict(found)
-
-
-def stored() -> int:
-    path = live.state_dir() / "incidents"
-    return len(list(IncidentReader(path).all())) if path.exists() else 0
+    (name,) = final()
+    return next(dict(one) for one in IncidentReader(live.state_dir() / "incidents").all() if one["id"] == name)
 
 
 def watching(node: LabNode, *options: str) -> LabDaemon:
@@ -81,7 +76,7 @@ def watching(node: LabNode, *options: str) -> LabDaemon:
 
 
 def test_observing_it_lives_through_it_and_reports_who_won(node: LabNode) -> None:
-    began, pod = stored(), node.add_pod("hog")
+    pod = node.add_pod("hog")
     with watching(node) as daemon:
         pids = [daemon.pid, *live.children(daemon.pid)]
         victim = hog(node, pod)
@@ -93,7 +88,7 @@ def test_observing_it_lives_through_it_and_reports_who_won(node: LabNode) -> Non
         assert [daemon.pid, *live.children(daemon.pid)] == pids
         assert all(live.alive(pid) for pid in pids)
         assert daemon.get("/healthz")[0] == 200
-        found = incident(daemon, began)
+        found = incident(daemon)
     # Seconds lie between the decision and the kill, and what the pod held is all that grew.
     assert (found["verdict"], found["observed"]) == ("eviction_won", True)
     # Observed, it lives on: while the kernel reclaims and nothing grows, an eviction would be held (7.2).
@@ -105,13 +100,13 @@ def test_observing_it_lives_through_it_and_reports_who_won(node: LabNode) -> Non
 
 def test_a_kill_that_sysrq_asked_for_is_no_race(node: LabNode) -> None:
     """`echo f > /proc/sysrq-trigger` with plenty of memory: the kernel takes the largest process."""
-    began, pod = stored(), node.add_pod("asked")
+    pod = node.add_pod("asked")
     with watching(node) as daemon:
         victim = node.fill(pod, 8, rate=RATE)
         Path(f"/proc/{victim.pid}/oom_score_adj").write_text("1000")
         Path("/proc/sysrq-trigger").write_text("f")
         assert victim.wait(PATIENCE_S) == -signal.SIGKILL
-        found = incident(daemon, began)
+        found = incident(daemon)
     assert (found["verdict"], found["flags"], found["evicted"]) == ("own_limit", ["by_hand"], [])
     assert [(v["pid"], v["pod"]) for v in found["oom_victims"]] == [(victim.pid, "lab/asked")]
     assert "a manual OOM kill (SysRq f) took lab/asked" in found["summary"]
@@ -119,14 +114,14 @@ def test_a_kill_that_sysrq_asked_for_is_no_race(node: LabNode) -> None:
 
 @pytest.mark.parametrize("trigger", ["user", "kernel"])
 def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
-    began, before, pod = stored(), live.vmstat()["oom_kill"], node.add_pod("hog")
+    before, pod = live.vmstat()["oom_kill"], node.add_pod("hog")
     with watching(node, "--enforce", "--trigger", trigger) as daemon:
         assert int(Path(f"/proc/{daemon.pid}/oom_score_adj").read_text()) == -999
         victim = hog(node, pod, rate=0)
         victim.go()
         assert victim.wait(PATIENCE_S) == -signal.SIGKILL
         live.message(daemon, "evicted")
-        found = incident(daemon, began)
+        found = incident(daemon)
     assert live.vmstat()["oom_kill"] == before, "the OOM killer was first"
     assert (found["verdict"], found["flags"], found["observed"]) == ("eviction_won", [], False)
     assert ([e["pod"] for e in found["evicted"]], found["oom_victims"]) == (["lab/hog"], [])
@@ -134,14 +129,14 @@ def test_enforcing_it_wins(node: LabNode, trigger: str) -> None:
 
 @pytest.mark.skipif(cgroupfs.detect().version == 1, reason="memory.oom.group is cgroup v2's")
 def test_a_group_dies_together(node: LabNode) -> None:
-    began, pod = stored(), node.add_pod("family")
+    pod = node.add_pod("family")
     (pod.containers["c0"] / "memory.oom.group").write_text("1")
     with watching(node) as daemon:
         siblings = [node.fill(pod, 8) for _ in range(2)]
         victim = hog(node, pod)
         victim.go()
         assert [one.wait(PATIENCE_S) for one in (victim, *siblings)] == [-signal.SIGKILL] * 3
-        found = incident(daemon, began)
+        found = incident(daemon)
     assert set(found["flags"]) - {"braked"} == {"global", "group_kill"}  # as above: no pod is evicted
     assert {v["pid"] for v in found["oom_victims"]} == {one.pid for one in (victim, *siblings)}
     assert {v["pod"] for v in found["oom_victims"]} == {"lab/family"}

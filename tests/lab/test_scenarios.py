@@ -4,7 +4,6 @@ import queue
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -47,7 +46,7 @@ def played(
 ) -> Iterator[dict[str, Future[Played]]]:
     """Those that were asked for, already on their way."""
     mounts.ensure()
-    asked = {item.callspec.params["scenario"].name for item in request.session.items if "scenario" in _params(item)}
+    asked = {item.name for item in request.session.items}
     state_dirs: queue.SimpleQueue[Path] = queue.SimpleQueue()
     every = [tmp_path_factory.mktemp("state", numbered=True) for _ in range(JOBS)]
     for directory in every:
@@ -64,7 +63,9 @@ def played(
             state_dirs.put(state_dir)
 
     with live.freezer_root(), ThreadPoolExecutor(JOBS) as pool:
-        yield {s.name: pool.submit(one, s) for s in SCENARIOS if s.name in asked and not missing(s)}
+        yield {
+            s.name: pool.submit(one, s) for s in SCENARIOS if f"test_the_truth[{s.name}]" in asked and not missing(s)
+        }
     for directory in every:
         loader.unload(loader.instance_directory(directory))
 
@@ -76,23 +77,15 @@ def missing(scenario: Scenario) -> str:
     return scenario.needs()
 
 
-def _params(item: pytest.Item) -> dict[str, object]:
-    return getattr(getattr(item, "callspec", None), "params", {})
-
-
-def cases() -> list[Any]:
-    def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
-        return () if name in EVERYWHERE else (pytest.mark.once,)
-
-    return [pytest.param(s, id=s.name, marks=marks(s.name)) for s in SCENARIOS]
-
-
 def test_every_verdict_is_made_on_every_kernel() -> None:
     assert {s.verdict for s in SCENARIOS if s.name in EVERYWHERE} == {*VERDICTS, NOTHING} - {STALLED}
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("scenario", cases())
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(s, id=s.name, marks=() if s.name in EVERYWHERE else pytest.mark.once) for s in SCENARIOS],
+)
 def test_the_truth(scenario: Scenario, played: dict[str, Future[Played]], capsys: pytest.CaptureFixture[str]) -> None:
     if missing(scenario):
         pytest.skip(missing(scenario))
