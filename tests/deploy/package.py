@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monitor.kernel import cgroupfs, loader
+from monitor.kernel import cgroupfs, loader, meminfo
 from tests import live
 from tests.commands import TIMEOUT_S, run
 
@@ -88,13 +88,11 @@ def hog_is_gone() -> bool:
 
 
 def available_mib() -> float:
-    found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(found["MemAvailable"].split()[0]) / 1024
+    return meminfo.read()["MemAvailable"] / live.MIB
 
 
 def oom_kills() -> int:
-    found = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return int(found["oom_kill"])
+    return live.vmstat()["oom_kill"]
 
 
 def incidents() -> dict[str, Any]:

@@ -128,12 +128,8 @@ def pods(objects: list[Object]) -> list[Object]:
 
 EVERY = pytest.mark.parametrize(
     "objects",
-    [
-        pytest.param(base, id="base"),
-        pytest.param(enforce, id="enforce"),
-        pytest.param(hold, id="hold"),
-        pytest.param(partial(chart, "--set", EVERYTHING, release="other"), id="chart-everything"),
-    ],
+    [base, enforce, hold, partial(chart, "--set", EVERYTHING, release="other")],
+    ids=["base", "enforce", "hold", "chart-everything"],
 )
 
 

@@ -73,25 +73,22 @@ def test_no_pod_is_held_where_it_is_set_and_a_held_one_is_released(sysctl: Path,
 
 
 @pytest.mark.parametrize(
-    ("options", "version", "value", "warned"),
+    ("options", "warned"),
     [
-        ({"enforce": True, "hold": True}, 2, "2", 1),
-        ({"enforce": True, "hard_grace_ns": 1}, 2, "2", 1),
-        ({"enforce": True}, 2, "2", 0),
-        ({"enforce": True, "hold": True}, 2, "1", 0),
-        ({"enforce": True, "hold": True}, 1, "2", 0),
+        ({"enforce": True, "hold": True}, 1),
+        ({"enforce": True, "hard_grace_ns": 1}, 1),
+        ({"enforce": True}, 0),
     ],
 )
-def test_a_start_warns_of_it(
+def test_a_start_that_would_hold_warns_of_it(
     sysctl: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     options: dict[str, Any],
-    version: int,
-    value: str,
     warned: int,
 ) -> None:
-    sysctl.write_text(value)
-    monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(version, Path("/x")))
-    _announce(RunConfig(**options), Choice("cgroups", "as given"), False)
-    assert "".join(capfd.readouterr()).count("vm.panic_on_oom=2") == warned
+    monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(2, Path("/x")))
+    for value, lines in (("2", warned), ("1", 0)):
+        sysctl.write_text(value)
+        _announce(RunConfig(**options), Choice("cgroups", "as given"), False)
+        assert "".join(capfd.readouterr()).count("vm.panic_on_oom=2") == lines

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.errors import MonitorError
+from monitor.errors import CannotError, MonitorError
 from monitor.kernel import charging, instances, loader, pins
 from monitor.kernel.pins import Pins, Ring, pin
 from monitor.kernel.procfs import readable
@@ -41,11 +41,13 @@ def listing(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if path.name != instances.OWNER)
 
 
-def load(state: Path, root: Path = live.ROOT, prelude: str = "") -> subprocess.CompletedProcess[str]:
+def load(
+    state: Path, root: Path = live.ROOT, prelude: str = "", wrapper: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """`ensure_loaded` of the package below ``root``, in a process of its own."""
     code = f"{prelude}\nimport sys; from pathlib import Path; from monitor.kernel import loader\n"
     code += "print(*loader.ensure_loaded(Path(sys.argv[1])))"
-    return run(sys.executable, "-c", code, str(state), env=os.environ | {"PYTHONPATH": str(root)}, cwd="/")
+    return run(*wrapper, sys.executable, "-c", code, str(state), env=os.environ | {"PYTHONPATH": str(root)}, cwd="/")
 
 
 def prog_id(directory: Path) -> int:
@@ -95,6 +97,33 @@ def test_pins_are_used_again_and_replaced_when_the_source_changes(
     assert "loader.log" in broken.stdout
     assert "static int x = no_such_thing;" in (state / "loader.log").read_text()
     assert (listing(other.parent), listing(other)) == ([other.name], EVERYTHING)
+
+
+#: Where header files of kernels are: with these empty there is no package of headers, and no kernel's build directory.
+HIDDEN = ("/usr/src", "/lib/modules")
+
+
+@pytest.mark.once  # the loader prepares the same headers on every kernel
+def test_programs_compile_and_load_where_no_kernel_header_is_installed(state: Path) -> None:
+    hide = "\n".join(f"[ ! -d {path} ] || mount -t tmpfs none {path}" for path in HIDDEN)
+    wrapper = live.in_own_mounts(
+        f"{hide}\n[ ! -e /sys/kernel/kheaders.tar.xz ] || mount --bind /dev/null /sys/kernel/kheaders.tar.xz\n"
+        f"[ -z \"$(find {' '.join(HIDDEN)} -name '*.h' 2>/dev/null)\" ]"
+    )
+    done = load(state, wrapper=wrapper)
+    assert done.returncode == 0, done.stderr
+    directory = Path(done.stdout.split()[0])
+    assert listing(directory.parent) == [directory.name]
+    assert directory.name in map(loader.stamp, pins.HOOKS)
+
+
+def test_headers_that_cannot_be_written_are_named_and_half_of_them_are_completed(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        loader.prepare_headers(tmp_path, text)
+        assert (tmp_path / "source/include/linux/kconfig.h").read_text() == text
+        (tmp_path / "source").unlink()
+    with pytest.raises(CannotError, match=r"cannot write .*page.h/tree: Not a directory"):
+        loader.prepare_headers(tmp_path / "include/asm/page.h/tree", "text")
 
 
 KILLED = """
