@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from monitor.kernel import cgroupfs, charging, loader, pins
 from monitor.kernel.wire import PAGE
 from tests import live
+from tests.kernel.test_wire import enumerators
 
 #: Memory cgroups, and pages of page cache that each has before the programs are attached.
 MANY, BEFORE = 128, 128
@@ -76,8 +78,9 @@ def test_what_interrupts_a_program_changes_no_sums_of_its_own(owned: tuple[Path,
             puppet.do(f"os.sched_setaffinity(0, [{min(os.sched_getaffinity(0))}])")
             puppet.do(f'exec("{_FILL}")')
             puppet.do(f"fill('{many}', '{files}', range({MANY}), {BEFORE}, False)")
-            links = [watch.pins.attach(name) for name in watch.pins.pressure]
-            try:
+            with ExitStack() as attached:
+                for name in watch.pins.pressure:
+                    attached.callback(os.close, watch.pins.attach(name))
                 lacking = list(range(MANY))
                 # Others on this CPU may get through the gate before it: what was not counted for that is counted at the
                 # next try. What was counted, and added to another's sums, is added nowhere else.
@@ -86,23 +89,13 @@ def test_what_interrupts_a_program_changes_no_sums_of_its_own(owned: tuple[Path,
                     lacking = [n for n in lacking if watch.table.reading(indexes[n]).inactive_file < BEFORE * PAGE]
                     if not lacking:
                         break
-            finally:
-                for link in links:
-                    os.close(link)
     assert lacking == []
 
 
 @pytest.mark.parametrize("hook", list(pins.HOOKS))
 def test_each_program_has_a_gate_and_a_scratch_of_its_own(hook: str) -> None:
     text = re.sub(r"//.*", "", loader.program_text(hook))
-    found = re.search(r"^enum own \{(.*?)\};", text, re.S | re.M)
-    assert found
-    numbers: dict[str, int] = {}
-    at = -1
-    for word in found[1].split(","):
-        name, _, same = (part.strip() for part in word.partition("="))
-        at = numbers[name] = numbers[same] if same else at + 1
-    own = []
+    numbers, own = enumerators("own", text), []
     for program in (*pins.HOOKS[hook], "sweep"):
         body = re.search(rf"^int {program}\(.*?^\}}", text, re.S | re.M)
         assert body, program

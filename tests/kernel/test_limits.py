@@ -11,10 +11,7 @@ from tests import live
 from tests.limited import MIB, UNLIMITED, write
 from tests.puppet import cgroup
 
-UNSET = {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max"}
 V1 = {"memory.limit_in_bytes": 64 * MIB, "memory.usage_in_bytes": 10 * MIB}
-
-
 NAMES = ("min", "low", "high", "max", "swap.max", "swap.current")
 MEMSW, USED, SOFT = "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes", "memory.soft_limit_in_bytes"
 
@@ -27,7 +24,7 @@ MEMSW, USED, SOFT = "memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"
             {f"memory.{name}": n for n, name in enumerate(NAMES, 1)},
             dict(zip(("min", "low", "high", "max", "swap_max", "swap"), range(1, 7), strict=True)),
         ),
-        (2, UNSET, {}),
+        (2, {"memory.min": 0, "memory.low": 0, "memory.high": "max", "memory.max": "max"}, {}),
         # A protection of 0 is none. A limit of 0 is one, and the hardest.
         (2, {"memory.high": 0, "memory.max": 0, "memory.swap.max": 0}, {"high": 0, "max": 0, "swap_max": 0}),
         (2, {"memory.min": "max", "memory.low": "max", "memory.max": "max"}, {"min": EVERYTHING, "low": EVERYTHING}),

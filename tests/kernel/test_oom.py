@@ -15,6 +15,7 @@ from monitor.kernel import cgroupfs
 from monitor.kernel.domains import POD
 from monitor.kernel.wire import OomEvent
 from tests import live
+from tests.kernel.test_budgets import murders
 
 pytestmark = pytest.mark.kernel
 MIB = live.MIB
@@ -146,16 +147,6 @@ def test_a_victim_that_was_exiting_anyway(freezer: Path) -> None:
     assert mark.invoker_pid == invoker.pid
 
 
-KILL_300 = """
-for _ in range(300):
-    pid = os.fork()
-    if not pid:
-        signal.pause()
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-"""
-
-
 @pytest.mark.oldest
 def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
     """No reader runs while 1200 processes die in 4 pods; then what fits is there, and the rest is counted."""
@@ -163,7 +154,7 @@ def test_records_outlive_their_reader_and_a_full_ring_is_counted() -> None:
         for name in "abcd":  # one alone has a budget: test_budgets
             watch.add(pod := cgroupfs.make(node / name), flags=POD)
             with live.Puppet(pod) as puppet:
-                puppet.do(f"exec({KILL_300!r})")
+                murders(puppet, 300)
 
         def agreed() -> dict[str, int] | None:
             watch.consume()

@@ -50,13 +50,8 @@ def test_the_wait_lasts_as_long_as_the_headroom_within_its_bounds() -> None:
         assert rate * wait // 10**9 <= max(headroom, rate * bounds.FINEST_NS // 10**9)
 
 
-def test_what_hooks_on_charges_do_not_see_is_read_again_before_it_can_cross() -> None:
-    rate = 12 * GIB
-    for ahead in (40 << 20, 100 << 20, 240 << 20):
-        wait = bounds.reread_ns(ahead, rate, bounds.TURN_NS)
-        assert ahead - rate // 10**6 <= rate * wait // 10**9 <= ahead
-    assert bounds.reread_ns(300 << 20, rate, bounds.TURN_NS) == bounds.REREAD_NS, "no need to hurry"
-    assert bounds.reread_ns(None, rate, bounds.TURN_NS) == bounds.REREAD_NS, "nothing is left to be missed"
-    assert bounds.reread_ns(0, rate, bounds.TURN_NS) == bounds.SHARE * bounds.TURN_NS, "the next page is below it"
-    assert bounds.reread_ns(1, rate, 3 * bounds.TURN_NS) == 3 * bounds.SHARE * bounds.TURN_NS
-    assert bounds.reread_ns(1, rate, 10**9) == bounds.REREAD_NS, "however dear a look is here"
+def test_what_hooks_on_charges_do_not_see_is_read_again_as_a_look_costs() -> None:
+    """By how much is ahead: tests/daemon/test_watch.py."""
+    assert bounds.reread_ns(None, RATE, bounds.TURN_NS) == bounds.REREAD_NS, "nothing is left to be missed"
+    assert bounds.reread_ns(1, RATE, 3 * bounds.TURN_NS) == 3 * bounds.SHARE * bounds.TURN_NS
+    assert bounds.reread_ns(1, RATE, 10**9) == bounds.REREAD_NS, "however dear a look is here"

@@ -48,14 +48,13 @@ def layout(struct_name: str) -> tuple[str, dict[str, int]]:
     return form, offsets
 
 
-def enumerators(enum_name: str) -> dict[str, int]:
-    found = re.search(rf"^enum {enum_name} \{{(.*?)\}};", re.sub(r"//.*", "", HEADER), re.S | re.M)
+def enumerators(enum_name: str, text: str = HEADER) -> dict[str, int]:
+    found = re.search(rf"^enum {enum_name} \{{(.*?)\}};", re.sub(r"//.*", "", text), re.S | re.M)
     assert found
     out, at = {}, 0
     for part in filter(None, (p.strip() for p in found[1].split(","))):
-        name, _, value = part.partition("=")
-        at = int(value, 0) if value else at
-        out[name.strip()] = at
+        name, _, value = (word.strip() for word in part.partition("="))
+        at = out[name] = out[value] if value in out else int(value, 0) if value else at
         at += 1
     return out
 
