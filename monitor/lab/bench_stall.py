@@ -15,7 +15,7 @@ import click
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import meminfo, pressure
 from monitor.lab.bench import Found, Listed, Row, bench, number, progress
-from monitor.lab.child import Child
+from monitor.lab.child import Child, Janitor
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import spread
@@ -133,20 +133,15 @@ def _from(first: float | None, then: float | None) -> float | None:
     return None if first is None or then is None else max(0.0, then - first)
 
 
-def play(load: str, share: int) -> Seen:
+def play(load: str, share: int, directory: str) -> Seen:
     """One run, on a node and with a daemon of its own, which has evicted no pod before."""
-    with (
-        # On a disk: /tmp may be a tmpfs, whose pages are not file pages.
-        tempfile.TemporaryDirectory(prefix="outrace-bench-", dir="/var/tmp") as name,
-        LabNode("stall", NODE_BYTES, swaps=load == "swap") as node,
-    ):
-        node.also_remove(Path(name))
-        own = Path(name) / "own.yaml"
+    with LabNode("stall", NODE_BYTES, swaps=load == "swap") as node:
+        own = Path(directory) / "own.yaml"
         own.write_text(RULE.format(share=share))
         # No threshold is met by page cache: what is evicted is evicted for a stall.
         options = ("--enforce", "--config", str(own), "--eviction-hard", "memory.reclaimable<1Mi")
         with LabDaemon(node, *options) as daemon:
-            return run(load, node, daemon, name)
+            return run(load, node, daemon, directory)
 
 
 def row(load: str, runs: list[Seen], wrong: int) -> Row:
@@ -176,10 +171,14 @@ def stall(runs: int, loads: tuple[str, ...] | None, share: int) -> Found:
     if not has_swap and "swap" in (loads or ()):
         raise CannotError("this machine has no swap", "swapon some, or leave swap out of --loads")
     rows = []
+    # On a disk: /tmp may be a tmpfs, whose pages are not file pages. For all runs: large files are written once.
+    directory, janitor = tempfile.mkdtemp(prefix="outrace-bench-", dir="/var/tmp"), Janitor()
+    janitor.send(directory)
     for load in loads or [load for load in LOADS if load != "swap" or has_swap]:
         seen, right = [], ("lab/other",) if LOADS[load] else ()
         for _ in range(runs):
-            seen.append(play(load, share))
+            seen.append(play(load, share, directory))
             progress(f"{load}: {len(seen)} of {runs}: {seen[-1]}")
         rows.append(row(load, seen, sum(one.evicted not in ((), right) for one in seen)))
+    janitor.finish()
     return Found(rows, code=EXIT_FAILURE if any(one["wrong"] for one in rows) else EXIT_OK)

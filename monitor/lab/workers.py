@@ -67,12 +67,13 @@ def neighbour(cgroup: str, kind: str) -> None:
 def files(cgroup: str, kind: str, path: str, mib: int) -> None:
     """Works on a file of ``mib`` at ``path``, by ``kind``: `map` touches its pages at random, `stream` reads it from
     beginning to end, `write` writes it, again and again. Answers each line with `counted N`: pages since the last.
+    A file to read is made if it is not there: 1000 MiB took up to two minutes on an emulated disk.
     """
     join(cgroup)
     size = mib * MIB
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     if kind != "write":
-        for at in range(0, size, MIB):
+        for at in range(os.fstat(fd).st_size, size, MIB):
             os.pwrite(fd, bytes(MIB), at)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
