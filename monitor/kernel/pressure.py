@@ -92,6 +92,21 @@ def pages(hierarchy: Hierarchy, cgroup: Path) -> Pages | None:
     return swap + stat[f"{refaults}_file"], sum(stat.get(name, 0) for name in taken), swap
 
 
+def passed() -> int | None:
+    """Pages of files that the machine has read or written for the first time, but for a constant: those that it has
+    and those that reclaim took, without those read again. It falls where files are removed. None: not known.
+    """
+    try:
+        stat = _vmstat()
+    except OSError:
+        return None
+    taken, back = stat.get("pgsteal_file"), stat.get("workingset_refault_file")
+    if taken is None or back is None:
+        return None  # before Linux 5.9
+    # MADV_FREE puts anonymous pages into the list of inactive files; those that were taken from there are no files.
+    return taken - back + stat["nr_inactive_file"] + stat["nr_active_file"] - stat.get("pglazyfreed", 0)
+
+
 def _vmstat() -> dict[str, int]:
     lines = VMSTAT.read_text().splitlines()
     return {key: int(value) for key, _, value in (line.partition(" ") for line in lines)}

@@ -15,7 +15,7 @@ import click
 from monitor.errors import EXIT_FAILURE, EXIT_OK, CannotError, MonitorError
 from monitor.kernel import meminfo, pressure
 from monitor.lab.bench import Found, Listed, Row, bench, number, progress
-from monitor.lab.child import Child, Janitor
+from monitor.lab.child import PATIENCE_S, Child, Janitor
 from monitor.lab.daemon import LabDaemon
 from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import spread
@@ -85,8 +85,10 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
         for pod in starting:
             started(pod, "map", START_MIB)
     except MonitorError:
-        if not (evicted := evictions(daemon, since)):
+        # The log of an eviction arrives after its signal.
+        if daemon.wait_for(lambda record: record.get("msg") == "evicting", PATIENCE_S / 20, since) is None:
             raise
+        evicted = evictions(daemon, since)
         return Seen(None, None, None, 0.0, evicted)
     return watch(daemon, reader, before, since, LOADS[load])
 

@@ -72,11 +72,10 @@ def files(cgroup: str, kind: str, path: str, mib: int) -> None:
     join(cgroup)
     size = mib * MIB
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    if kind != "write":
-        for at in range(os.fstat(fd).st_size, size, MIB):
-            os.pwrite(fd, bytes(MIB), at)
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    for at in range(os.fstat(fd).st_size, size if kind != "write" else 0, MIB):
+        os.pwrite(fd, bytes(MIB), at)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # its speed is that of files that are in memory
     mapped = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ) if kind == "map" else None
     chance, count, at = random.Random(1), 0, 0

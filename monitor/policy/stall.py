@@ -49,10 +49,10 @@ RELAXED_NS, LONGEST_RELAXED_NS = 60_000_000_000, 3_600_000_000_000
 
 
 class Load(NamedTuple):
-    """Counters of a cgroup at a moment, which only grow. ``memory_us``, ``io_us``: time in which at least one task
+    """Counters of a cgroup at a moment. ``memory_us``, ``io_us``: time in which at least one task
     waited (PSI, ``some``). ``refaults``, ``reclaimed``, ``swap_ins`` (refaults from swap), and what it has, ``size``:
-    pages; None: not read. ``passed``: pages of files that the node has read or written for the first time: those that
-    it has, and those that reclaim took, without those read again.
+    pages; None: not read. ``passed``: pages of files that the machine has read or written for the first time, but for a
+    constant; it may fall.
     """
 
     ts_ns: int
@@ -153,8 +153,8 @@ def goes_round(loads: Sequence[Load]) -> bool:
 
 
 def files_passed(first: Load, now: Load) -> int:
-    """Pages of files, read or written once, that went through the node's memory in that time; 0 where they were no more
-    than one for two that the pod read again. Beside a backup 2 to 7 for one; beside a pod that grew 1 for 280.
+    """Pages of files, read or written once, that went through memory in that time; 0 where they were no more than one
+    for two that the pod read again. Beside a backup 2 to 7 for one; beside a pod that grew 1 for 280.
     """
     if first.passed is None or first.refaults is None or now.passed is None or now.refaults is None:
         return 0
@@ -299,15 +299,15 @@ def gone(before: Mapping[str, Size], now: Mapping[str, Size]) -> int:
 def cause(lacks: Lacks, grew: Mapping[str, int], outside: int, order: Sequence[str]) -> Cause:
     """Which pod caused a stall. ``grew``: by how much each pod grew in `GROWTH_NS`, in bytes of memory that cannot be
     reclaimed; ``outside``: all that is in no pod. ``order``: uids in eviction order, critical pods last. Of
-    several that explain the stall (`EXPLAINS`) it is the first of the order.
+    several that explain the stall (`EXPLAINS`) it is the first of the order; none where files that passed do.
     """
     if lacks.limit:
         return Cause(lacks.uid, lacks.limit, max(0, grew.get(lacks.uid, 0)))
-    if lacks.passed and lacks.passed >= lacks.lost * EXPLAINS:
-        return Cause("", FILES)
     if not lacks.size:  # not known: any growth would explain it
         return Cause("", UNKNOWN)
     least = max(LEAST_GREW, int(lacks.size * EXPLAINS), max(0, outside, *grew.values()) // 2)
+    if lacks.passed >= least:
+        return Cause("", FILES)
     able = {uid for uid, more in grew.items() if more >= least and uid != lacks.uid}
     found = next((uid for uid in order if uid in able), "")
     if found:

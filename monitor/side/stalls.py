@@ -92,6 +92,7 @@ class Stalls:
     order: Callable[[], Sequence[str]]
     machine: Callable[[], pressure.Waited | None] = lambda: pressure.waited(pressure.PROC)
     swap: Callable[[], tuple[float, int] | None] = meminfo.swap_in_use
+    passed: Callable[[], int | None] = pressure.passed
     units: Units | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class Stalls:
         self._asked_ns = -EVICT_PACE_NS  # when hot was asked to evict a cause
         self._acted_ns = -EVICT_PACE_NS  # when a pod was evicted, or had ended, for any reason
         self._evicted: deque[tuple[int, str]] = deque(maxlen=_EVICTED)  # when, and the uid
-        self._node_passed: tuple[int, int | None] = (0, None)  # when, and `Load.passed` then
+        self._passed: tuple[int, int | None] = (0, None)  # when, and `passed()` then: 0.3 ms
         self._problem = ""  # logged last
         self._log_budget = LogBudget(self.log)  # of this thread: a pod can cause any number of lines
         self.relaxing = Relaxing(self.node, self.figures, self.log, self._log_budget)
@@ -218,7 +219,7 @@ class Stalls:
             pages = pressure.pages(self.node.hierarchy, one.cgroup)
             if pages is not None:
                 has = self._has.of(one.cgroup) if one.rule.evict else None
-                now = Load(*now[:3], *pages, None if has is None else sum(has) // PAGE, self._passed(now.ts_ns))
+                now = Load(*now[:3], *pages, None if has is None else sum(has) // PAGE, self._passed_by(now.ts_ns))
         one.loads.append(now)
         while len(one.loads) > 2 and one.loads[1].ts_ns <= now.ts_ns - stall.WINDOW_NS:
             one.loads.popleft()
@@ -228,7 +229,7 @@ class Stalls:
         if again is not None and again.since_ns < max(self._acted_ns, now.ts_ns - 2 * one.rule.grace_ns):
             again = None
         one.again = stall.advance(one.rule, again, one.loads)
-        if again is None or one.origin is None or one.origin.size is None:
+        if again is None or one.origin is None or one.origin.refaults is None:
             one.origin = now
 
     def _load(self, one: _Subject, now_ns: int) -> Load | None:
@@ -243,17 +244,10 @@ class Stalls:
         waited = pressure.waited(one.files)
         return None if waited is None else Load(now_ns, *waited)
 
-    def _passed(self, now_ns: int) -> int | None:
-        """`Load.passed`. None: not known."""
-        if self._node_passed[0] != now_ns:
-            path = self.node.node_path
-            found, has, swap = pressure.pages(self.node.hierarchy, path), self._has.of(path), self.swap()
-            if found is None or has is None:
-                self._node_passed = now_ns, None
-            else:  # what is in swap was taken too, and is no file
-                used = 0 if swap is None else int(swap[0] * swap[1])
-                self._node_passed = now_ns, found[1] - found[0] + (has.cache - used) // PAGE
-        return self._node_passed[1]
+    def _passed_by(self, now_ns: int) -> int | None:
+        if self._passed[0] != now_ns:
+            self._passed = now_ns, self.passed()
+        return self._passed[1]
 
     def _end_of(self, one: _Subject, was: Stall) -> str:
         """Why a stall is over."""
@@ -279,12 +273,11 @@ class Stalls:
         """
         if len(one.loads) < 2 or now.since_ns >= one.loads[-2].ts_ns:
             return
-        before = one.cause
-        uncertain = before is not None and before.why in (stall.UNKNOWN, stall.FILES)
-        again = uncertain and now_ns - now.since_ns <= stall.GROWTH_NS
-        if one.found_ns != now.since_ns or again or (now.counts and one.reported is None and _files_passed(one)):
-            lacks, one.cause = self._find_cause(one, now_ns)
-            one.lacks, one.found_ns = lacks.size, now.since_ns
+        before, is_new = one.cause, one.found_ns != now.since_ns
+        if is_new or before is None or _is_looked_for(one, now, before, now_ns):
+            lacks, found = self._find_cause(one, now_ns)
+            if is_new or before is None or not before.uid or found.why == stall.FILES:
+                one.cause, one.lacks, one.found_ns = found, lacks.size, now.since_ns
         if self._may_evict(one, now, now_ns):
             self._evict(one, now, now_ns)
         cause = one.cause
@@ -415,6 +408,13 @@ class Stalls:
         has = self._has.of(one.cgroup) or one.had
         lost, limit = max(0, sum(one.had) - sum(has)), self._has.limit(one.uid)
         return Lacks(one.uid, lost, min(refaulted, sum(has)), limit, _files_passed(one))
+
+
+def _is_looked_for(one: _Subject, now: Stall, found: Cause, now_ns: int) -> bool:
+    """Whether the cause of a stall may still be another: none explained it, or files do as it counts."""
+    if one.reported is None and (now.counts or found.why == stall.FILES):
+        return True
+    return found.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS
 
 
 def _files_passed(one: _Subject) -> int:

@@ -63,5 +63,10 @@ def test_pages_by_version_and_of_the_machine(tmp_path: Path, monkeypatch: pytest
     vmstat = tmp_path / "vmstat"
     monkeypatch.setattr(pressure, "VMSTAT", vmstat)
     assert pressure.pages(Hierarchy(2, tmp_path), tmp_path) is None
+    assert pressure.passed() is None
     vmstat.write_text(stat + "\npgsteal_anon 2\npgsteal_file 30\npgsteal_kswapd 32\n")
     assert pressure.pages(Hierarchy(2, tmp_path), tmp_path) == (8, 32, 3)
+    vmstat.write_text(vmstat.read_text() + "nr_inactive_file 400\nnr_active_file 600\npglazyfreed 9\n")
+    assert pressure.passed() == 30 - 5 + 400 + 600 - 9
+    vmstat.write_text("nr_inactive_file 400\nnr_active_file 600\n")
+    assert pressure.passed() is None

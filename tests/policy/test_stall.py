@@ -162,9 +162,18 @@ def test_files_that_pass_through_memory_displace_those_that_are_read_again(
     assert files_passed(first, unknown) == 0
 
 
-@pytest.mark.parametrize(("passed", "why"), [(10 * MIB, "files"), (10 * MIB - 1, "grew"), (0, "grew")])
-def test_files_explain_a_stall_if_they_took_the_place_of_a_third(passed: int, why: str) -> None:
-    assert cause(Lacks("a", 30 * MIB, passed=passed), {"b": 30 * MIB}, 0, ["b"]).why == why
+@pytest.mark.parametrize(
+    ("passed", "grew", "why"),
+    [
+        (10 * MIB, 20 * MIB, "files"),
+        pytest.param(10 * MIB - 1, 20 * MIB, "grew", id="less-than-a-third"),
+        pytest.param(49 * MIB, 100 * MIB, "grew", id="less-than-half-of-the-growth"),
+        (0, 20 * MIB, "grew"),
+    ],
+)
+def test_files_explain_a_stall_by_the_rule_for_growth(passed: int, grew: int, why: str) -> None:
+    assert cause(Lacks("a", 30 * MIB, passed=passed), {"b": grew}, 0, ["b"]).why == why
+    assert cause(Lacks("a", passed=passed), {"b": grew}, 0, ["b"]).why == "unknown"
 
 
 @pytest.mark.parametrize(("from_swap", "of_all", "swapped"), [(6, 10, True), (5, 10, False), (0, 0, False)])

@@ -41,12 +41,12 @@ class Node:
         self.takes, self.order = True, ["hog", "third", "reader"]
         self._written: dict[str, dict[str, int | str]] = {}
         self.refills = False  # a pod that reads pages again has them then
-        self.passing = 0  # pages of files that some pod reads once, in a quarter of a second
+        self.passed = self.passing = 0  # pages of files that some pod read once; in a quarter of a second
         self.node.pods = {name: self._pod(name) for name in ("reader", "hog", "third")}
         self.node.synced = True
         self.write()
         about = self.log, self.reported.append, self._send, lambda: self.order, self._waited, lambda: self.swap
-        self.stalls = Stalls(self.node, parts.figures, *about)
+        self.stalls = Stalls(self.node, parts.figures, *about, passed=lambda: self.passed)
 
     def _send(self, message: Any) -> bool:
         if self.takes:
@@ -86,7 +86,7 @@ class Node:
         """So many seconds in which pods waited for io for that share, and read again what reclaim took."""
         for _ in range(4 * number):
             self.now_ns += S // 4
-            self.waits[""][3] += self.passing
+            self.passed += self.passing
             for name, share in shares.items():
                 key = "" if name == "machine" else name
                 waits = self.waits[key]
@@ -237,16 +237,32 @@ def test_no_pod_is_evicted_for_a_stall_if_that_may_be_wrong_by_now(
     assert acting.cause_of("reader") == "hog", "it stays the one that caused it"
 
 
-@pytest.mark.parametrize(("passing", "why"), [(160, "grew"), (200, "files")])
+@pytest.mark.parametrize(
+    ("grew", "passing", "why"),
+    [
+        pytest.param(30, 200, "files", id="backup"),
+        pytest.param(30, 160, "grew", id="fewer-than-half"),
+        pytest.param(300, 200, "grew", id="another-grew-more"),
+    ],
+)
 def test_no_pod_is_evicted_if_files_that_are_read_once_displace_those_of_another(
-    acting: Node, passing: int, why: str
+    acting: Node, grew: int, passing: int, why: str
 ) -> None:
-    acting.displace(100)
+    acting.displace(1 + grew)
     acting.passing = passing  # of 360 that the reader reads again
-    acting.seconds(14, reader=0.9)
-    assert len(acting.sent) == (why == "grew")
-    *_, last = acting.events()
-    assert (last.why, last.cause) == (why, "hog" if why == "grew" else None)
+    acting.seconds(34, reader=0.9)
+    assert bool(acting.sent) == (why == "grew")
+    assert [(event.why, event.cause) for event in acting.events()] == [(why, "hog" if why == "grew" else None)]
+    assert len(acting.log.lines) <= 3, "once for each cause"
+
+
+def test_without_evict_files_are_the_cause_too(node: Node) -> None:
+    node.displace(31)
+    node.passing = 200
+    for _ in range(20):
+        node.seconds(reader=0.9)
+        node.passing = 400 - node.passing  # in every other second
+    assert [event.why for event in node.events()] == ["files"]
 
 
 def test_the_pod_that_has_the_memory_by_then_is_evicted(acting: Node) -> None:
