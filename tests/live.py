@@ -157,8 +157,9 @@ class Watching:
             "kills": Ring(self.pins, "kills", lambda data: self.ooms.append(OomEvent.decode(data))),
             "reclaims": Ring(self.pins, "reclaims", lambda data: self.ooms.append(OomEvent.decode(data))),
         }
-        for ring in self.rings.values():
+        for ring in (*self.rings.values(), processes := Ring(self.pins, "procs", lambda _: None)):
             ring.consume()  # what earlier tests left
+        processes.close()
         self.events.clear()
         self.ooms.clear()
         self._attach = attach

@@ -296,7 +296,7 @@ class Builder:
         run("chroot", self.tree, "depmod", release)
 
     def image(self) -> None:
-        """The disk: MBR, then an ext4 with a gibibyte to spare for what tests write (cache-flood: 480 MiB)."""
+        """The disk: MBR, then an ext4 with two gibibytes to spare for what is written (bench stall: 1080 MiB)."""
         used = int(run("du", "-sm", self.tree).split()[0])
         size = used + used // 10 + 2048
         disk = self.place / "disk.img"

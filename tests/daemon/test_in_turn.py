@@ -28,7 +28,12 @@ def state(tmp_path: Path) -> Path:
 )
 @pytest.mark.usefixtures("manager")
 def test_only_a_service_waits_for_another_process_and_not_for_ever(
-    is_held: bool, is_service: bool, waited_s: float, state: Path, monkeypatch: pytest.MonkeyPatch
+    is_held: bool,
+    is_service: bool,
+    waited_s: float,
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     if not is_service:
         monkeypatch.delenv("NOTIFY_SOCKET")
@@ -37,6 +42,7 @@ def test_only_a_service_waits_for_another_process_and_not_for_ever(
         in_turn(lambda: lock(state), Log(), now=lambda: sum(slept), sleep=slept.append)
     os.close(held)
     assert sum(slept) == waited_s
+    assert capfd.readouterr().err.count("level=warning") == bool(waited_s), "one line, however long it waits"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="outrace run needs root to get this far")

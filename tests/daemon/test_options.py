@@ -39,6 +39,7 @@ OPTIONS = {
             ("docker", "manifests:DIR, services or cgroups"),
             ("manifests:/no/such/directory", "/no/such/directory is not a directory; make it"),
             ("kubelet:localhost:10250", "names no https URL"),
+            ("kubelet:http://127.0.0.1:10255", "names no https URL"),
             ("manifests:", "names no directory"),
             *((spec, "is not a source of pods") for spec in ("cgroups:x", "apiserver:https://h")),
         ),

@@ -138,7 +138,10 @@ def test_every_command_has_a_man_page(tree: Path) -> None:
     pages = {path.name: gzip.decompress(path.read_bytes()).decode() for path in (tree / "usr/share/man/man8").iterdir()}
     assert set(pages) == {f"{name}.8.gz" for name in every_command(cli, "outrace")}
     assert "\\-\\-eviction\\-hard" in pages["outrace-run.8.gz"]
+    requests = {"TH", "SH", "TP", "PP", "B", "BR", "I", "nf", "fi"}
     for name, page in pages.items():
+        used = re.findall(r"^[.'](\S*)", page, flags=re.MULTILINE)
+        assert set(used) <= requests, name  # else text was taken for a request
         sections = re.findall(r"^\.SH (.*)", page, flags=re.MULTILINE)
         assert sections[:3] == ["NAME", "SYNOPSIS", "DESCRIPTION"], name
 

@@ -87,8 +87,8 @@ def test_a_start_that_would_hold_warns_of_it(
     options: dict[str, Any],
     warned: int,
 ) -> None:
-    monkeypatch.setattr(cgroupfs, "detect", lambda: Hierarchy(2, Path("/x")))
-    for value, lines in (("2", warned), ("1", 0)):
+    for version, value, lines in ((2, "2", warned), (2, "1", 0), (1, "2", 0)):
+        monkeypatch.setattr(cgroupfs, "detect", lambda v=version: Hierarchy(v, Path("/x")))
         sysctl.write_text(value)
         _announce(RunConfig(**options), Choice("cgroups", "as given"), False)
         assert "".join(capfd.readouterr()).count("vm.panic_on_oom=2") == lines
