@@ -6,9 +6,11 @@ that no scheduler takes; it is removed in the end.
 
 import contextlib
 import dataclasses
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +21,11 @@ from monitor.kube.cluster import ClusterConfig, Server, fixed
 from monitor.kube.decode import ADDED, BOOKMARK, DELETED, MODIFIED
 from monitor.kube.kubeconfig import default_paths, load
 from monitor.kube.kubelet import KubeletClient
+from monitor.settings.config import RunConfig
+from monitor.side.cluster.node import NodeReport
+from monitor.side.export.log import Log
 from tests.kube.fake_apiserver import named
+from tests.kube.running import Running
 
 NAMESPACES = Resource("", "v1", "namespaces", namespaced=False)
 ACCOUNTS = Resource("", "v1", "serviceaccounts")
@@ -207,13 +213,18 @@ def test_the_taints_of_others_stay(client: ApiClient) -> None:
     theirs = {"key": "team", "value": "a", "effect": "NoSchedule"}
     client.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [theirs]}})
     try:
-        found = client.get(NODES, name)
-        taints = [*found["spec"]["taints"], {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}]
-        read = {"resourceVersion": found["metadata"]["resourceVersion"]}
-        client.patch(NODES, name, {"metadata": read, "spec": {"taints": taints}}, merge=True)
-        assert client.get(NODES, name)["spec"]["taints"] == taints
+        before = client.get(NODES, name)
+        config = RunConfig(node_taints="own")
+        state: Any = SimpleNamespace(state=True, conditions={"MemoryPressure"}, config=config)
+        report = NodeReport(client, name, state, Log())
+        report.write_taints()
+        after = client.get(NODES, name)["spec"]["taints"]
+        assert after == [*before["spec"]["taints"], {"key": "outrace.io/memory-pressure", "effect": "NoSchedule"}]
+        stale = {"metadata": {"resourceVersion": before["metadata"]["resourceVersion"]}, "spec": {"taints": None}}
         with pytest.raises(errors.Conflict):
-            client.patch(NODES, name, {"metadata": read, "spec": {"taints": None}}, merge=True)
+            client.patch(NODES, name, stale, merge=True)
+        report.make_taints(client, set())
+        assert client.get(NODES, name)["spec"]["taints"] == before["spec"]["taints"]
     finally:
         client.delete(NODES, name)
 
@@ -237,6 +248,24 @@ def test_a_missing_right_is_named(
     stranger = connect(dataclasses.replace(target, tls=without, credentials=fixed("no-token-at-all")))
     with pytest.raises(errors.Unauthorized):
         stranger.list(PODS, named)
+
+
+def test_a_feed_knows_what_there_is(client: ApiClient, target: ClusterConfig, namespace: str) -> None:
+    client.create(PODS, a_pod("a"), namespace)
+    stop = threading.Event()
+    watching = ApiClient(target, stop)
+    running = Running(watching, f"metadata.namespace={namespace}")
+    try:
+        running.knows("a:Pending")
+        client.create(PODS, a_pod("b"), namespace)
+        client.patch(PODS, "a", {"status": {"phase": "Failed"}}, namespace, subresource="status")
+        running.knows("a:Failed", "b:Pending")
+        client.delete(PODS, "a", namespace, grace_period_s=0)
+        running.knows("b:Pending")
+        assert running.lists == 1
+    finally:
+        running.close()
+        running.thread.join(60)
 
 
 @pytest.mark.cluster
