@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from monitor.errors import CannotError
 from monitor.policy.stall import LONGEST_GRACE_NS, WINDOW_NS, Rule
 from monitor.side import managed_oom
-from monitor.side.managed_oom import Managed, Units, ask, parse
-from tests.log_lines import LogLines, ignored
+from monitor.side.managed_oom import UNASKED, Managed, Units, ask, parse
+from tests.log_lines import LogLines
 from tests.side.test_stalls import MIB, Node, S
 from tests.waiting import until
 
@@ -122,7 +122,8 @@ def test_a_question_without_an_answer_is_repeated() -> None:
 def test_a_pod_stalls_by_its_units_line_and_swap_is_looked_at_for_a_unit(tmp_path: Path) -> None:
     node = Node(tmp_path / "node")
     found = Managed({"/node/reader": (0.9, 10 * S), "/node/hog": (0.6, 20 * S)}, swap=True)
-    units: Any = SimpleNamespace(managed=found, look=ignored)
+    units: Any = SimpleNamespace(managed=UNASKED)
+    units.look = lambda *_: setattr(units, "managed", found)
     node.stalls.units, node.swap = units, (0.95, 128 * MIB)
     node.quiet()
     node.seconds(14, reader=0.8, third=0.8, hog=0.8)
