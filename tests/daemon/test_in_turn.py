@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,12 +29,7 @@ def state(tmp_path: Path) -> Path:
 )
 @pytest.mark.usefixtures("manager")
 def test_only_a_service_waits_for_another_process_and_not_for_ever(
-    is_held: bool,
-    is_service: bool,
-    waited_s: float,
-    state: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    is_held: bool, is_service: bool, waited_s: float, state: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     if not is_service:
         monkeypatch.delenv("NOTIFY_SOCKET")
