@@ -411,10 +411,11 @@ class Stalls:
 
 
 def _is_looked_for(one: _Subject, now: Stall, found: Cause, now_ns: int) -> bool:
-    """Whether the cause of a stall may still be another: none explained it, or files do as it counts."""
-    if one.reported is None and (now.counts or found.why == stall.FILES):
+    """Whether the cause of a stall may still be another: as it counts, and for a while where no pod explained it."""
+    if now.counts and one.reported is None:
         return True
-    return found.why == stall.UNKNOWN and now_ns - now.since_ns <= stall.GROWTH_NS
+    is_open = found.why == stall.UNKNOWN or (found.why == stall.FILES and one.reported is None)
+    return is_open and now_ns - now.since_ns <= stall.GROWTH_NS
 
 
 def _files_passed(one: _Subject) -> int:
