@@ -100,11 +100,11 @@ def passed() -> int | None:
         stat = _vmstat()
     except OSError:
         return None
-    taken, back = stat.get("pgsteal_file"), stat.get("workingset_refault_file")
-    if taken is None or back is None:
+    if not stat.keys() >= {"pgsteal_file", "workingset_refault_file", "nr_inactive_file", "nr_active_file"}:
         return None  # before Linux 5.9
+    has, taken = stat["nr_inactive_file"] + stat["nr_active_file"], stat["pgsteal_file"]
     # MADV_FREE puts anonymous pages into the list of inactive files; those that were taken from there are no files.
-    return taken - back + stat["nr_inactive_file"] + stat["nr_active_file"] - stat.get("pglazyfreed", 0)
+    return has + taken - stat["workingset_refault_file"] - stat.get("pglazyfreed", 0)
 
 
 def _vmstat() -> dict[str, int]:

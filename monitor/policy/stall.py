@@ -257,7 +257,7 @@ NOTHING = Size(0, 0)
 class Lacks(NamedTuple):
     """What a stalled pod lacks. ``lost``: by how many bytes its memory shrank in `GROWTH_NS`; ``refaulted``: bytes that
     it read again in the last second, the same ones perhaps many times, so no more than it has. ``limit``: `OWN_LIMIT`
-    or `THROTTLED` where it is at one; "" else. ``passed``: bytes of `files_passed` since it stalls.
+    or `THROTTLED` where it is at one; "" else. ``passed``: bytes of `files_passed` in the stall.
     """
 
     uid: str

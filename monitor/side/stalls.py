@@ -229,7 +229,9 @@ class Stalls:
         if again is not None and again.since_ns < max(self._acted_ns, now.ts_ns - 2 * one.rule.grace_ns):
             again = None
         one.again = stall.advance(one.rule, again, one.loads)
-        if again is None or one.origin is None or one.origin.refaults is None:
+        origin = one.origin
+        unknown = origin is None or None in (origin.refaults, origin.passed) or (one.rule.evict and origin.size is None)
+        if again is None or unknown:
             one.origin = now
 
     def _load(self, one: _Subject, now_ns: int) -> Load | None:

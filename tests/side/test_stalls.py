@@ -251,7 +251,7 @@ def test_no_pod_is_evicted_if_files_that_are_read_once_displace_those_of_another
 
 def test_without_evict_files_are_the_cause_too(node: Node) -> None:
     node.displace(31)
-    node.passing = 200
+    node.passing = 400
     for _ in range(20):
         node.seconds(reader=0.9)
         node.passing = 400 - node.passing  # in every other second
