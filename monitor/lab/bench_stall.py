@@ -61,19 +61,19 @@ def count(node: LabNode, child: Child, pod: LabPod) -> None:
 def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
     """One run of a load, with the pods' files in a directory."""
 
-    def started(pod: LabPod, kind: str, mib: int) -> Child:
+    def begin(pod: LabPod, kind: str, mib: int) -> Child:
         path = f"{directory}/{pod.name}-{mib}"
-        child = node.start(pod, "monitor.lab.workers:files", kind=kind, path=path, mib=mib)
+        child = node.begin(pod, "monitor.lab.workers:files", kind=kind, path=path, mib=mib)
         count(node, child, pod)
         return child
 
     own = node.add_pod("reader", limit=OWN_LIMIT if load == "own-limit" else 0)
     other = node.add_pod("other", limit=OWN_LIMIT if load == "swap" else 0)
     starting = [node.add_pod(f"starting-{number}") for number in range(STARTING if load == "starting" else 0)]
-    for pod in (own, other, *starting):
-        daemon.wait_for_pod(pod.namespace, pod.name)
+    daemon.wait_for_pods(own, other, *starting)
     # What waits by its own fault has all of its files from the beginning.
-    reader = started(own, "map", FILE_MIB if load in ("neighbour", "own-limit") else SMALL_FILE_MIB)
+    reader = begin(own, "map", FILE_MIB if load in ("neighbour", "own-limit") else SMALL_FILE_MIB)
+    reader.expect("ready")
     sizes = {"neighbour": HOG_MIB, "swap": SWAPPED_MIB}
     hog = node.start_hog(other, mib=sizes.get(load, SMALL_HOG_MIB), rate=RATE_MIB)
     count(node, hog, other)
@@ -83,9 +83,9 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
         if load in ("neighbour", "fits", "swap"):
             hog.go()
         elif load in ("backup", "writer"):
-            started(other, "stream" if load == "backup" else "write", STREAM_MIB)
-        for pod in starting:
-            started(pod, "map", START_MIB)
+            begin(other, "stream" if load == "backup" else "write", STREAM_MIB).expect("ready")
+        for child in [begin(pod, "map", START_MIB) for pod in starting]:
+            child.expect("ready")
     except MonitorError:
         # The log of an eviction arrives after its signal.
         if daemon.wait_for(lambda record: record.get("msg") == "evicting", PATIENCE_S / 20, since) is None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 from monitor.errors import EXIT_CANNOT, CannotError, MonitorError
 from monitor.kernel import loader, python
 from monitor.lab.child import PATIENCE_S, until
-from monitor.lab.node import LabNode
+from monitor.lab.node import LabNode, LabPod
 from monitor.side.export.http import FRESH_S
 
 Record = dict[str, Any]
@@ -142,10 +142,11 @@ class LabDaemon:
             raise MonitorError(f"the monitor never logged {msg!r}: {self.complaint()}")
         return found
 
-    def wait_for_pod(self, namespace: str, name: str) -> None:
-        """Until it has counted a pod. Raises MonitorError."""
-        series = f'outrace_pod_memory_usage_bytes{{namespace="{namespace}",pod="{name}"}}'
-        until(lambda: series in self.metrics(), f"the daemon to count {name}")
+    def wait_for_pods(self, *pods: LabPod) -> None:
+        """Until it has counted them. Raises MonitorError."""
+        usage = 'outrace_pod_memory_usage_bytes{{namespace="{0.namespace}",pod="{0.name}"}}'
+        series = {usage.format(pod) for pod in pods}
+        until(lambda: series <= self.metrics().keys(), f"the daemon to count {', '.join(pod.name for pod in pods)}")
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of one HTTP request to it; status 0 when nothing answers."""

@@ -200,10 +200,15 @@ class LabNode:
 
     def start(self, where: LabPod | Path, worker: str, container: str = "c0", /, **options: object) -> Child:
         """Start a worker in a container of a pod, or a cgroup; it is ready."""
+        child = self.begin(where, worker, container, **options)
+        child.expect("ready")
+        return child
+
+    def begin(self, where: LabPod | Path, worker: str, container: str = "c0", /, **options: object) -> Child:
+        """The same, but it is not ready yet."""
         cgroup = where if isinstance(where, Path) else where.containers[container]
         child = Child(worker, cgroup=cgroup, **options)
         self.children.append(child)
-        child.expect("ready")
         return child
 
     def start_hog(self, where: LabPod | Path, container: str = "c0", **options: object) -> Child:

@@ -205,7 +205,7 @@ class HoldStage:
         self.node.remove_pod(self.victim)
         self.victim = self.node.add_pod(f"batch-{next(self._numbers)}", namespace="demo")
         self._before = self._snapshot()
-        daemon.wait_for_pod(self.victim.namespace, self.victim.name)
+        daemon.wait_for_pods(self.victim)
 
     @contextmanager
     def growing(self, kind: str, number: int) -> Iterator[list[Child]]:

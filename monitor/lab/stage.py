@@ -142,7 +142,7 @@ class Stage:
     def pod(self, name: str, **options: Any) -> LabPod:
         """A new pod that the daemon knows and has counted."""
         pod = self.node.add_pod(name, **options)
-        self.daemon.wait_for_pod(pod.namespace, pod.name)
+        self.daemon.wait_for_pods(pod)
         return pod
 
     def hog(self, pod: LabPod, mib: int, *, container: str = "c0", **options: str | int) -> Child:
