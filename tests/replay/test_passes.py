@@ -11,7 +11,7 @@ from monitor.hot.pass_record import SNAPSHOT_NS
 from monitor.link.messages import KubeletEviction, PodSeen, Softened
 from monitor.policy.releases import ERAS
 from monitor.settings.config import RunConfig
-from tests.replay.world import MIB, PODS, SECOND, Step, fresh, go_on, lived, recorded, replayed
+from tests.replay.world import MIB, PODS, SECOND, Step, clocked, fresh, go_on, lived, recorded, replayed
 
 pods = st.integers(0, len(PODS) - 1)
 amounts = st.integers(0, 300)
@@ -141,6 +141,18 @@ SCRIPT: list[Step] = [
     ("put", (1, 0, 0, "BestEffort", False, 160)),
     ("run", (90, True)),
 ]
+
+
+def test_what_was_reported_before_a_snapshot_is_not_decided_again(tmp_path: Path) -> None:
+    world = lived(RunConfig(), SCRIPT, tmp_path)
+    assert [message.pod for message in world.sent] == ["uid-1"]
+    world.lines.clear()
+    with clocked(world):
+        world.recorder.restart()
+        world.wait(SECOND)
+        world.run(90, False)
+    found = replayed(world.recording(tmp_path / "rec"))
+    assert (len(world.sent), found.passes, found.decisions, found.differences) == (1, 1, [], [])
 
 
 def test_a_decision_that_comes_out_otherwise_is_reported(tmp_path: Path) -> None:
