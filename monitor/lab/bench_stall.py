@@ -26,7 +26,7 @@ FILE_MIB, HOG_MIB, RATE_MIB, SMALL_FILE_MIB, SMALL_HOG_MIB, OWN_LIMIT = 80, 90, 
 #: A program reads so much once, or writes it; so many pods start together, each with files of so much; so much is
 #: swapped out and never read, by a pod at its own limit: one without displaced the reader's files first, in 10 runs of
 #: 10, and was evicted in 8.
-STREAM_MIB, STARTING, START_MIB, SWAPPED_MIB = 1000, 20, 2, 160
+STREAM_MIB, STARTING, START_MIB, SWAPPED_MIB = 1000, 20, 8, 160
 #: Sizes are known every 5 s.
 _SAMPLE_S, _BEFORE_S, _QUIET_S, _MOST_S = 0.25, 6.0, 30.0, 45.0
 #: Load -> whether the pod that grows is to be evicted.
@@ -84,7 +84,7 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
             hog.go()
         elif load in ("backup", "writer"):
             begin(other, "stream" if load == "backup" else "write", STREAM_MIB).expect("ready")
-        for child in [begin(pod, "map", START_MIB) for pod in starting]:
+        for child in [begin(pod, "once", START_MIB) for pod in starting]:
             child.expect("ready")
     except MonitorError:
         # The log of an eviction arrives after its signal.

@@ -66,8 +66,9 @@ def neighbour(cgroup: str, kind: str) -> None:
 
 def files(cgroup: str, kind: str, path: str, mib: int) -> None:
     """Works on a file of ``mib`` at ``path``, by ``kind``: `map` touches its pages at random, `stream` reads it from
-    beginning to end, `write` writes it, again and again. Answers each line with `counted N`: pages since the last.
-    A file to read is made if it is not there: 1000 MiB took up to two minutes on an emulated disk.
+    beginning to end, `write` writes it, again and again, and answers each line with `counted N`: pages since the
+    last. `once` has read it when it is ready, and ends at a line. A file to read is made if it is not there: 1000 MiB
+    took up to two minutes on an emulated disk.
     """
     join(cgroup)
     size = mib * MIB
@@ -79,6 +80,12 @@ def files(cgroup: str, kind: str, path: str, mib: int) -> None:
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # its speed is that of files that are in memory
     mapped = mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ) if kind == "map" else None
     chance, count, at = random.Random(1), 0, 0
+    if kind == "once":
+        while os.read(fd, MIB):
+            pass
+        ready()
+        read_order()
+        return
     ready()
     while True:
         if stdin_is_ready():
