@@ -1,7 +1,7 @@
 """Undoes the notes of processes that have ended (`monitor.actions.ledger`).
 
-The next start calls it, a start that fails, the helper process when its hot process is gone, `outrace unload`, and with
-`--holds` the service manager (ExecStopPost=). A daemon that runs puts its own changes back the same way
+The next start calls it, a start that fails, the helper process when its hot process is gone, `outrace unload`, and the
+service manager (ExecStopPost=, `outrace unload --holds`). A daemon that runs puts its own changes back the same way
 (`monitor.actions.changes.BrakeFile.put_back`), and values of oom_score_adj by `monitor.actions.oom_values`.
 """
 

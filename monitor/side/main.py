@@ -269,7 +269,7 @@ class Side:
 
 
 def main() -> int:
-    """Run as the hot process starts it: three descriptors named in the environment."""
+    """Run as the hot process starts it: its descriptors are named in the environment."""
     refuse_other_code()
     config, sock = RunConfig.from_fd(int(os.environ[CONFIG_FD])), socket.socket(fileno=int(os.environ[CHANNEL_FD]))
     # Reading never waits (MSG_DONTWAIT). Sending may, but not for ever on a hot process that is stopped.

@@ -1,6 +1,6 @@
 """Acts on every message of the hot process: log lines, the status of evicted pods, process_mrelease, ...
 
-Never slower than a queue: processes are reaped by workers.
+In the main loop: reaping a process, which takes long, is for workers.
 """
 
 from __future__ import annotations
