@@ -229,12 +229,14 @@ def test_what_is_too_large_or_no_request_is_refused_and_the_connection_closed(
 
 #: A server in a process of its own, which has no descriptor left when the test says so.
 WITHOUT_DESCRIPTORS = """
-import contextlib, os, resource
-from monitor.side.export import http
+import contextlib, http.client, os, resource
+from monitor.side.export import http as http_server
 from tests import live
-from tests.side.test_http import Running
-http.HEAD_S = http.DEAF_S = 60.0
+from tests.side.test_http import Running, get
+http_server.HEAD_S = http_server.DEAF_S = 60.0
 running = Running()
+get(http.client.HTTPConnection(*running.address), "/good")
+live.until(lambda: not running.server.open, "it is closed")
 print(running.address[1], flush=True)
 input()
 live.until(lambda: len(running.server.open) == 1, "the idle one")
@@ -254,7 +256,6 @@ def test_without_descriptors_it_waits_and_goes_on() -> None:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=live.environment()
     ) as server:
         address = ("127.0.0.1", int(server.stdout.readline()))
-        get(http.client.HTTPConnection(*address, timeout=TIMEOUT_S), "/good")
         with socket.create_connection(address, timeout=TIMEOUT_S):
             print(file=server.stdin, flush=True)
             server.stdout.readline()
