@@ -24,7 +24,10 @@ def test_a_lost_race_is_an_alert_also_where_the_receiver_was_down(node: LabNode,
         failed = f'alerts_failed_total{{receiver="alertmanager 127.0.0.1:{alertmanager.port}"}}'
         live.until(lambda: live.metric(daemon, failed) >= 2, "tries that fail")
         with alertmanager.running():
-            (alert,) = live.until(lambda: alertmanager.alerts("OutraceOOMKill", pod="first"), "the alert")
+            (alert,) = live.until(
+                lambda: alertmanager.alerts("OutraceOOMKill", pod="first"),
+                lambda: f"the alert among {alertmanager.alerts()}",
+            )
             assert (alert["labels"]["namespace"], alert["labels"]["domain"]) == ("lab", "node")
             assert alert["annotations"]["summary"]
 
