@@ -5,6 +5,7 @@ And loads that wait for memory or a disk without another pod's fault, of which n
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -39,12 +40,14 @@ RELAXING = "stall: pod>{share}%,grace=5s,evict,relax\n"
 
 class Seen(NamedTuple):
     """One run. Seconds, from the loss of half of the speed but ``back_s``, which is from the eviction; None: it did not
-    happen. ``slowest``: of the speed before. ``evicted``: names.
+    happen. ``cold_s``: its baseline, until half of the speed where all pages are read from disk with no other pod
+    beside. ``slowest``: of the speed before. ``evicted``: names.
     """
 
     named_s: float | None
     evicted_s: float | None
     back_s: float | None
+    cold_s: float | None
     slowest: float
     evicted: tuple[str, ...]
 
@@ -77,7 +80,8 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
     sizes = {"neighbour": HOG_MIB, "swap": SWAPPED_MIB}
     hog = node.start_hog(other, mib=sizes.get(load, SMALL_HOG_MIB), rate=RATE_MIB)
     count(node, hog, other)
-    before = max(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
+    before = statistics.median(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
+    cold_s = cold(reader, before) if LOADS[load] else None
     since = len(daemon.log)
     try:
         if load in ("neighbour", "fits", "swap"):
@@ -91,8 +95,18 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
         if daemon.wait_for(lambda record: record.get("msg") == "evicting", PATIENCE_S / 20, since) is None:
             raise
         evicted = evictions(daemon, since)
-        return Seen(None, None, None, 0.0, evicted)
-    return watch(daemon, reader, before, since, LOADS[load])
+        return Seen(None, None, None, cold_s, 0.0, evicted)
+    return watch(daemon, reader, before, since, LOADS[load])._replace(cold_s=cold_s)
+
+
+def cold(reader: Child, before: float) -> float:
+    """Seconds in which it reads its files again, to half of its speed."""
+    reader.send("drop")
+    reader.expect("counted")
+    began = time.monotonic()
+    while speed(reader) <= before / 2 and time.monotonic() - began < _MOST_S:
+        pass
+    return time.monotonic() - began
 
 
 def watch(daemon: LabDaemon, reader: Child, before: float, since: int, evicts: bool) -> Seen:
@@ -113,7 +127,7 @@ def watch(daemon: LabDaemon, reader: Child, before: float, since: int, evicts: b
             back = now
             break
     times = _from(lost, named), _from(lost, evicted), _from(evicted, back)
-    return Seen(*times, slowest / before, evictions(daemon, since))
+    return Seen(*times, None, slowest / before, evictions(daemon, since))
 
 
 def evictions(daemon: LabDaemon, since: int) -> tuple[str, ...]:
@@ -151,7 +165,7 @@ def play(load: str, share: int, directory: str) -> Seen:
 def row(load: str, runs: list[Seen], wrong: int) -> Row:
     """Medians and maxima in seconds."""
     made: Row = {"name": load, "unit": "s", "runs": len(runs), "wrong": wrong}
-    for key in ("named_s", "evicted_s", "back_s"):
+    for key in ("named_s", "evicted_s", "back_s", "cold_s"):
         _, p50, most = spread(runs, key)
         made |= {} if most is None else {key: p50, f"{key}_max": most}
     made["evicted"] = sum(bool(one.evicted) for one in runs)
@@ -159,7 +173,7 @@ def row(load: str, runs: list[Seen], wrong: int) -> Row:
     return made
 
 
-@bench("name runs evicted wrong named_s named_s_max evicted_s evicted_s_max back_s back_s_max slowest")
+@bench("name runs evicted wrong named_s named_s_max evicted_s evicted_s_max back_s back_s_max cold_s slowest")
 @number("--runs", 10, "Runs of each load.")
 @click.option("--loads", type=Listed(click.Choice(list(LOADS))), help="Only these; swap only where there is some.")
 @number("--share", SHARE, "Percent of the time for which a stalled pod waits; emulated CPUs wait for less.", most=99)
@@ -167,7 +181,8 @@ def stall(runs: int, loads: tuple[str, ...] | None, share: int) -> Found:
     """Let files of a pod be displaced by another pod that grows; and loads that wait by no other pod's fault.
 
     Seconds from the loss of half of the reader's speed: until the log names the other pod, until it is evicted; and
-    from there until the reader has half of its speed again. wrong: evictions of a pod that is not at fault.
+    from there until the reader has half of its speed again, and cold: how long it takes to that with all of its files
+    on the disk and no other pod beside. wrong: evictions of a pod that is not at fault.
     """
     if pressure.waited(pressure.PROC) is None:
         raise CannotError("this kernel has no PSI", "boot with psi=1")

@@ -67,8 +67,8 @@ def neighbour(cgroup: str, kind: str) -> None:
 def files(cgroup: str, kind: str, path: str, mib: int) -> None:
     """Works on a file of ``mib`` at ``path``, by ``kind``: `map` touches its pages at random, `stream` reads it from
     beginning to end, `write` writes it, again and again, and answers each line with `counted N`: pages since the
-    last. `once` has read it when it is ready, and ends at a line. A file to read is made if it is not there: 1000 MiB
-    took up to two minutes on an emulated disk.
+    last. A line `drop` has what is mapped read from the disk again. `once` has read it when it is ready, and ends at a
+    line. A file to read is made if it is not there: 1000 MiB took up to two minutes on an emulated disk.
     """
     join(cgroup)
     size = mib * MIB
@@ -89,8 +89,11 @@ def files(cgroup: str, kind: str, path: str, mib: int) -> None:
     ready()
     while True:
         if stdin_is_ready():
-            if not read_order():
+            if not (order := read_order()):
                 return
+            if order == "drop" and mapped is not None:
+                mapped.madvise(mmap.MADV_DONTNEED)  # what is mapped stays in memory
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
             write_line("counted", count)
             count = 0
         if mapped is not None:
