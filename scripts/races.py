@@ -8,6 +8,9 @@ something left behind fails at once.
 Families are the benches below, and those of tests/races.toml, whose tests pytest runs once each in a round. pytest does
 not tell a wrong victim from one that came late: the benches do.
 
+Of the sample (--sample) a test that is lost is repeated, and one that is lost three times of three is a fault and
+counts as a broken promise: a check that could no longer succeed was once a "lost race" for two days.
+
 Exit code 0: no family is worse. 1: one is. 4: a promise was broken. With --sample 0 or 4.
 """
 
@@ -222,13 +225,23 @@ def whole(options: argparse.Namespace) -> int:
     return BROKEN if "broken" in words else WORSE if "worse" in words else 0
 
 
+def faults(junit: Path) -> list[str]:
+    """Those that pytest lost when it ran last, and loses twice more."""
+    again = Found()
+    for _ in range(2):
+        again = tests(["--last-failed", "--last-failed-no-failures=none"], junit.with_suffix(".again.xml"), MORE_S)
+    return again.lost
+
+
 def some(options: argparse.Namespace) -> int:
-    """A sample, within `--within` seconds: reported, and judged by nothing but broken promises."""
+    """A sample, within `--within` seconds: reported, and judged by nothing but broken promises and faults."""
     ends = time.monotonic() + options.within
     found = bench("bench race")
     names = sample(collected(), git(ROOT, "rev-parse", "HEAD"), changed())
     print(f"races: {len(names)} of the tests are in the sample", flush=True)
-    found.add(tests(names, options.junitxml, ends - time.monotonic()) if names else Found())
+    once = tests(names, options.junitxml, ends - time.monotonic()) if names else Found()
+    once.broken += faults(options.junitxml) if once.lost else []
+    found.add(once)
     report("sample", found, "broken" if found.broken else "a datum")
     return BROKEN if found.broken else 0
 

@@ -62,6 +62,18 @@ def test_what_pytest_finds_left_behind_is_broken(tmp_path: Path, monkeypatch: py
     assert "left a pin" in found.broken[0]
 
 
+def test_what_is_lost_three_times_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import pathlib\ndef test_fault(): assert 0, 'wrong'\ndef test_good(): pass\n"
+    late = "def test_late():\n    tries = pathlib.Path('tries')\n    tries.mkdir(exist_ok=True)\n"
+    late += "    (tries / str(time.monotonic_ns())).touch()\n    assert len(list(tries.iterdir())) == 3, 'late'\n"
+    written(tmp_path, monkeypatch, text + late)
+    found = races.tests(["test_it.py"], tmp_path / "junit.xml", None)
+    assert (found.runs, len(found.lost)) == (3, 2)
+    assert [text.partition("\n")[0] for text in races.faults(tmp_path / "junit.xml")] == [
+        "test_it::test_fault: AssertionError: wrong"
+    ]
+
+
 def test_a_race_that_is_still_run_when_time_is_over_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "def test_late(): assert 0, 'late'\ndef test_endless(): open('begun', 'w'); time.sleep(1000)\n"
     written(tmp_path, monkeypatch, text)
