@@ -280,7 +280,7 @@ def run_hold(stage: HoldStage, daemon: LabDaemon, kind: str, number: int) -> Hol
         for held in told(_HELD)[:1]:
             found.held, found.brake = True, held["brake"]
             if held["crossed_ns"]:
-                found.brake_us = (held["held_ns"] - held["crossed_ns"]) / 1000
+                found.brake_us = (held["at_ns"] - held["crossed_ns"]) / 1000
             found.grew_bytes, found.left_bytes = stage.watch(held)
         stage.unload()
         found.right, found.failed_calls = go_on(hogs)

@@ -114,7 +114,7 @@ class Holds:
         self.node.held = {**self.node.held, message.pod: message._replace(since_ns=since_ns)}
         if message.left_out is None:
             return ""
-        fields = _logged(message, held_ns=message.ts_ns, threshold=message.quantity)
+        fields = _logged(message, at_ns=message.ts_ns, threshold=message.quantity)
         self.log.warning("pod held" if new else "the hold of a pod changed", **fields)
         why = "it is the next to be evicted" if message.reason == "victim" else "it grows"
         left = f"{message.available >> 20}Mi of {message.signal} left"

@@ -61,7 +61,7 @@ def test_a_hold_is_logged_counted_and_over(holds: Holds, log: LogLines) -> None:
     assert (holds.begun, holds.ended) == ({"grows": 1}, {"clear": 1})
     (level, begin, fields), (last, end, ended) = log.lines
     assert (level, last) == ("warning", "warning")
-    assert (begin, fields["pod"], fields["uid"], fields["held_ns"]) == ("pod held", "ns/hog", "u", held.ts_ns)
+    assert (begin, fields["pod"], fields["uid"], fields["at_ns"]) == ("pod held", "ns/hog", "u", held.ts_ns)
     assert fields["threshold"] == 32 * MIB
     assert (end, ended["why"], ended["grew"], ended["ended_ns"]) == ("hold ended", "clear", MIB, 5)
 
