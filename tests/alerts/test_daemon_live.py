@@ -20,7 +20,9 @@ def test_a_lost_race_is_an_alert_also_where_the_receiver_was_down(node: LabNode,
     alertmanager = Alertmanager(tmp_path)  # not running yet
     options = ("--eviction-hard", "memory.available<2Mi", "--alertmanager", alertmanager.url)
     with live.daemon(node, *options) as daemon:
-        live.killed_hog(node, node.add_pod("first"), 400)  # the daemon may only watch
+        pod = node.add_pod("first")
+        live.message(daemon, "pod found", pod="lab/first")
+        live.killed_hog(node, pod, 400)  # the daemon may only watch
         failed = f'alerts_failed_total{{receiver="alertmanager 127.0.0.1:{alertmanager.port}"}}'
         live.until(lambda: live.metric(daemon, failed) >= 2, "tries that fail")
         with alertmanager.running():
