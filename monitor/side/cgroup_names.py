@@ -14,6 +14,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
+from monitor.pods.cgroup_tree import is_kubepods
 from monitor.pods.model import FoundPod
 from monitor.side.node_state import label
 
@@ -129,6 +130,11 @@ class CgroupNames:
     def is_of_a_pod(self, cgroup_id: int) -> bool:
         """Whether a cgroup is a pod's or within one. Searches the tree for an unknown one, as below a container's."""
         return bool(cgroup_id) and self.locate(cgroup_id) and self.of_cgroup(cgroup_id).pod is not None
+
+    def is_of_an_unknown_pod(self, cgroup_id: int) -> bool:
+        """Whether a cgroup was found below a kubepods, in no pod that is known. Does not search the tree."""
+        known = self._known(cgroup_id)
+        return known is not None and known.kind == "outside" and any(map(is_kubepods, known.path.split("/")))
 
     def _within(self, path: Path) -> NamedCgroup:
         """The name of a cgroup that is no known pod's or container's: part of the pod it lies in, or "outside"."""

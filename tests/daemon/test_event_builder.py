@@ -20,6 +20,7 @@ from monitor.race.events import (
     Clear,
     Crossing,
     Event,
+    Exit,
     Kill,
     KubeletEvicted,
     Lost,
@@ -68,6 +69,7 @@ class Heard:
         parts.holds.evicted = lambda *what: self.passed_on.append(what)
         recorder: Any = SimpleNamespace(event=self.events.append, state_wanted=False)
         about = parts.holds, self.log, lambda e, final: self.episodes.append((e, final)), recorder
+        self.node = parts.node
         self.event_builder = EventBuilder(parts.node, parts.figures, *about, now=now)
 
     def of(self, kind: type[Event]) -> list[Any]:
@@ -133,6 +135,45 @@ def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Pat
     incident = verdict(found)
     assert (incident.domain, incident.flags) == ("kubepods", ("kubepods_limit",))
     assert f"the cgroup {path}, which holds pods, hit its limit of 1.0 MiB" in incident.summary
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_victim_waits_until_its_new_pod_is_found(node: Path, found: bool) -> None:
+    """Its pod was made in the second before, and is found after the kill was reported, or never."""
+    now = [time.monotonic_ns()]
+    pod = node / "kubepods/podx"
+    (pod / "c").mkdir(parents=True)
+    heard = Heard(node, now=lambda: now[0])
+    builder, at = heard.event_builder, cgroup_id(pod / "c")
+    for kind in ("mark", "exit"):
+        builder.handle(marked(at, 0, kind=kind))
+    builder.handle(marked(cgroup_id(node / "system"), 0))  # in no kubepods: it waits for nothing
+    builder.turn()
+    assert [mark.memcg for mark in heard.of(Mark)] == ["/node/system"]
+    now[0] += int(builder.due_s() * S)
+    if found:
+        one = FoundPod(POD, pod, {"c": pod / "c"}, (cgroup_id(pod), at))
+        heard.node.pods, heard.node.kubepods = {"u": one}, pod.parent
+    else:
+        builder.turn()
+        now[0] += module.NAMELESS_NS
+    builder.turn()
+    named = ("u", "ns/x") if found else (None, None)
+    assert [(mark.pod, mark.pod_name) for mark in heard.of(Mark)][1:] == [named]
+    assert [(gone.pod, gone.pod_name) for gone in heard.of(Exit)] == [named]
+
+
+def test_of_victims_in_unknown_pods_so_many_wait(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And those wait no longer than the helper."""
+    monkeypatch.setattr(module, "MOST_NAMELESS", 2)
+    pod = node / "kubepods/podx"
+    pod.mkdir(parents=True)
+    heard = Heard(node)
+    for _ in range(5):
+        heard.event_builder.handle(marked(cgroup_id(pod), 0))
+    assert len(heard.of(Mark)) == 3
+    heard.event_builder.end()
+    assert len(heard.of(Mark)) == 5
 
 
 @pytest.mark.parametrize("where", ["podx", "podx/c", "podx/c/below", "../system"])

@@ -1,6 +1,8 @@
 """The helper's part in races, on the live kernel: names of cgroups, and kills while no daemon ran."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,20 @@ def test_a_kill_while_no_daemon_ran_is_an_incident(node: LabNode, tmp_path: Path
             assert stored(daemon, race)["oom_victims"][0]["pod"] == "lab/big"
     finally:
         loader.unload(loader.instance_directory(state))
+
+
+@pytest.mark.once
+def test_a_pod_that_was_killed_before_it_was_found_is_named(node: LabNode) -> None:
+    """The helper gets no CPU from before the pod is made until it was killed."""
+    uid = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+    with live.daemon(node, *HARD, "--pods", "cgroups") as daemon:
+        (side,) = live.children(daemon.pid)
+        os.kill(side, signal.SIGSTOP)
+        try:
+            hog = live.hog_at(node, f"kubepods/besteffort/pod{uid}/{'a' * 64}", mib=400)
+            hog.go()
+            assert hog.wait() == -signal.SIGKILL
+        finally:
+            os.kill(side, signal.SIGCONT)
+        incident = stored(daemon, live.message(daemon, "incident", final=True))
+        assert [victim["pod"] for victim in incident["oom_victims"]] == [f"/{uid}"]
