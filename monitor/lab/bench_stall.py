@@ -22,6 +22,8 @@ from monitor.lab.node import MIB, LabNode, LabPod
 from monitor.lab.race import spread
 
 NODE_BYTES = 128 * MIB
+#: Of the load `starting`: the interpreters of its pods have 5 to 9 MiB each, which do not fit into the other for ever.
+LARGE_NODE_BYTES = 192 * MIB
 #: Of the reader; of a pod that grows beside it, which then fits or not; of the one that is at its own limit.
 FILE_MIB, HOG_MIB, RATE_MIB, SMALL_FILE_MIB, SMALL_HOG_MIB, OWN_LIMIT = 80, 90, 45, 40, 40, 48 * MIB
 #: A program reads so much once, or writes it; so many pods start together, each with files of so much; so much is
@@ -153,7 +155,7 @@ def _from(first: float | None, then: float | None) -> float | None:
 
 def play(load: str, share: int, directory: str) -> Seen:
     """One run, on a node and with a daemon of its own, which has evicted no pod before."""
-    with LabNode("stall", NODE_BYTES, swaps=load == "swap") as node:
+    with LabNode("stall", LARGE_NODE_BYTES if load == "starting" else NODE_BYTES, swaps=load == "swap") as node:
         own = Path(directory) / "own.yaml"
         own.write_text(RULE.format(share=share))
         # No threshold is met by page cache: what is evicted is evicted for a stall.
