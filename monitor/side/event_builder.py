@@ -154,7 +154,7 @@ class EventBuilder:
     @property
     def open(self) -> bool:
         """Whether hot has to keep what it reported: a stall may last for hours, and hot did not report it."""
-        return bool(self._state.waiting) or any(not o.key.startswith(STALL) for o in self._state.open)
+        return bool(self._state.waiting or self._nameless) or any(not o.key.startswith(STALL) for o in self._state.open)
 
     def handle(self, message: messages.Message | OtherEviction) -> None:
         """`_on_CLASS` makes events of a message or a report, where there is one."""
