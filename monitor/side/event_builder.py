@@ -150,6 +150,7 @@ class EventBuilder:
         self._on_signalled = self._on_refused = self._on_stalled = self.feed
         self._nameless: deque[tuple[int, OomEvent]] = deque()  # with when they came
         self._asked_ns = 0  # when a pod was last looked for, for these
+        self._named_by_ns = 0  # until then the time stands still for them; 0: none waits
 
     @property
     def open(self) -> bool:
@@ -192,11 +193,12 @@ class EventBuilder:
 
     def due_s(self) -> float:
         ticks_ns = self._ticked_ns + TICK_NS if self.open else None
-        names_ns = self._asked_ns + LOOK_NS if self._nameless else None
-        dues = self._sample_due_ns(), ticks_ns, self._urgent_ns, self._oom_events.due_ns(), names_ns
-        due = max(min(due for due in dues if due is not None), self._caught_up_ns)
+        dues = self._sample_due_ns(), ticks_ns, self._urgent_ns, self._oom_events.due_ns()
+        due = max(min(due for due in dues if due is not None), self._caught_up_ns, self._named_by_ns)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns + PATIENCE_NS)
+        if self._nameless:
+            due = min(due, self._asked_ns + LOOK_NS)
         return max(0.0, (due - self.now()) / 1e9)
 
     def _is_pressed(self) -> bool:
@@ -256,12 +258,12 @@ class EventBuilder:
         """Do what is due: sample the counters, feed the time."""
         now = self.now()
         self._look_at_clock(now)
-        if now < self._caught_up_ns:
+        if self._nameless and now >= self._asked_ns + LOOK_NS:
+            self._ask_names(now)
+        if now < max(self._caught_up_ns, self._named_by_ns):
             if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
                 self._judge_ongoing()
             return
-        if self._nameless and now >= self._asked_ns + LOOK_NS:
-            self._ask_names(now)
         if now >= self._sample_due_ns():
             self.update_pods()
             self.sample(now)
@@ -298,6 +300,7 @@ class EventBuilder:
     def _on_oomevent(self, event: OomEvent) -> None:
         if len(self._nameless) < MOST_NAMELESS and self._oom_events.is_nameless(event):
             self._asked_ns = self.now()
+            self._named_by_ns = self._named_by_ns or self._asked_ns + NAMELESS_NS
             self._nameless.append((self._asked_ns, event))
         else:
             self._oom_events.handle(event)
@@ -312,6 +315,7 @@ class EventBuilder:
                 return
             self._nameless.popleft()
             self._oom_events.handle(event)
+        self._named_by_ns = 0
 
     def _on_suspended(self, message: messages.Suspended) -> None:
         if message.resumed:

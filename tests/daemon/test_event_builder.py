@@ -29,6 +29,7 @@ from monitor.race.events import (
     PodReleased,
     Ranked,
     Seen,
+    Tick,
 )
 from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
@@ -150,14 +151,16 @@ def test_a_victim_waits_until_its_new_pod_is_found(node: Path, found: bool) -> N
     builder.handle(marked(cgroup_id(node / "system"), 0))  # in no kubepods: it waits for nothing
     builder.turn()
     assert [mark.memcg for mark in heard.of(Mark)] == ["/node/system"]
-    now[0] += int(builder.due_s() * S)
+    now[0] += int(builder.due_s() * S) + 1
     if found:
         one = FoundPod(POD, pod, {"c": pod / "c"}, (cgroup_id(pod), at))
         heard.node.pods, heard.node.kubepods = {"u": one}, pod.parent
     else:
         builder.turn()
         now[0] += module.NAMELESS_NS
+    assert not heard.of(Tick)  # an episode that ends in the meantime would not have the kill
     builder.turn()
+    assert heard.of(Tick)
     named = ("u", "ns/x") if found else (None, None)
     assert [(mark.pod, mark.pod_name) for mark in heard.of(Mark)][1:] == [named]
     assert [(gone.pod, gone.pod_name) for gone in heard.of(Exit)] == [named]
