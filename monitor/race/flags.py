@@ -50,7 +50,10 @@ def wrong_victim(f: Facts) -> Mark | None:
     alive = [c.uid for c in evictable(f.order)]
     taken: set[str] = set()
     for mark in f.kills:
-        if mark.scope not in RACE_SCOPES or mark.pod is None or not alive or not is_known(mark):
+        # Of a pod without a name only the cgroup is known: it has no rank.
+        if mark.pod is None or mark.pod_name is None:
+            continue
+        if mark.scope not in RACE_SCOPES or not alive or not is_known(mark):
             continue
         gone = {e.decision.pod for e in f.evictions if not e.decision.observed and e.decision.ts_ns <= mark.ts_ns}
         left = [uid for uid in alive if uid not in taken and uid not in gone]

@@ -14,7 +14,7 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.cgroupfs import Hierarchy
 from monitor.kernel.procfs import Process
-from monitor.pods.cgroup_tree import is_kubepods
+from monitor.pods.cgroup_tree import believed
 from monitor.pods.model import FoundPod
 from monitor.side.node_state import label
 
@@ -131,15 +131,15 @@ class CgroupNames:
         """Whether a cgroup is a pod's or within one. Searches the tree for an unknown one, as below a container's."""
         return bool(cgroup_id) and self.locate(cgroup_id) and self.of_cgroup(cgroup_id).pod is not None
 
-    def is_of_an_unknown_pod(self, cgroup_id: int) -> bool:
-        """Whether a cgroup was found below a kubepods, in no pod that is known. Does not search the tree."""
-        known = self._known(cgroup_id)
-        return known is not None and known.kind == "outside" and any(map(is_kubepods, known.path.split("/")))
-
     def _within(self, path: Path) -> NamedCgroup:
-        """The name of a cgroup that is no known pod's or container's: part of the pod it lies in, or "outside"."""
+        """The name of a cgroup that is no known pod's or container's: part of the pod it lies in, or "outside". A pod
+        is known up to a second after it was made: until then its uid is, where the path lies in the kubelet's tree.
+        """
         known = next((one for one in self._above(path) if one.pod is not None), NamedCgroup("", ""))
-        return NamedCgroup(self._name(path), "outside" if known.pod is None else "container", known.pod, known.name)
+        uid = known.pod
+        if uid is None and (kube := believed(self._hierarchy, path)) is not None:
+            uid = kube.uid if self._node in (self._hierarchy.root / kube.root).parents else None
+        return NamedCgroup(self._name(path), "outside" if uid is None else "container", uid, known.name)
 
     def _above(self, path: Path) -> Iterator[NamedCgroup]:
         for above in path.parents:

@@ -15,7 +15,6 @@ from monitor.errors import MonitorError
 from monitor.kernel import cgroupfs
 from monitor.kernel.domains import Reading
 from monitor.kernel.kmsg import LoggedKill
-from monitor.kernel.wire import OomEvent
 from monitor.link import messages
 from monitor.policy.signals import DOMAIN_OF, MEMORY_SIGNALS
 from monitor.policy.thresholds import kubelets
@@ -28,7 +27,7 @@ from monitor.side.export.log import Log
 from monitor.side.holds import FOR_MEMORY, Holds
 from monitor.side.judge import wall_offset_ns
 from monitor.side.node_state import Figures, NodeState, OtherEviction, label
-from monitor.side.oom_events import LOOK_NS, OomEvents, made, ranked
+from monitor.side.oom_events import OomEvents, made, ranked
 
 if TYPE_CHECKING:
     from monitor.side.recording import Recorder
@@ -103,9 +102,6 @@ LATE_NS, CATCH_UP_NS = 500_000_000, 250_000_000
 #: An alert waits no longer than this for late records: where kills do not stop and CPUs are busy, more always arrive.
 PATIENCE_NS = 350_000_000
 
-#: A victim below kubepods, in no pod that is known, waits so long for its pod: a new one is known within a second and a
-#: look. So many records at most: a pod makes any number of victims.
-NAMELESS_NS, MOST_NAMELESS = 1_250_000_000, 256
 #: Pods that outrace evicted are remembered, so that reports of the API server about them do not count as a kubelet's.
 _MOST_EVICTED = 1024
 #: Names of pods that the kubelet evicted: a later message is about pods that are gone from the node.
@@ -148,14 +144,12 @@ class EventBuilder:
         self._judged_ns: int | None = None  # events up to this were judged
         self._urgent_ns: int | None = None  # when to judge the open episodes, because a process was killed
         self._on_signalled = self._on_refused = self._on_stalled = self.feed
-        self._nameless: deque[tuple[int, OomEvent]] = deque()  # with when they came
-        self._asked_ns = 0  # when a pod was last looked for, for these
-        self._named_by_ns = 0  # until then the time stands still for them; 0: none waits
+        self._on_oomevent = self._oom_events.handle
 
     @property
     def open(self) -> bool:
         """Whether hot has to keep what it reported: a stall may last for hours, and hot did not report it."""
-        return bool(self._state.waiting or self._nameless) or any(not o.key.startswith(STALL) for o in self._state.open)
+        return bool(self._state.waiting) or any(not o.key.startswith(STALL) for o in self._state.open)
 
     def handle(self, message: messages.Message | OtherEviction) -> None:
         """`_on_CLASS` makes events of a message or a report, where there is one."""
@@ -194,11 +188,9 @@ class EventBuilder:
     def due_s(self) -> float:
         ticks_ns = self._ticked_ns + TICK_NS if self.open else None
         dues = self._sample_due_ns(), ticks_ns, self._urgent_ns, self._oom_events.due_ns()
-        due = max(min(due for due in dues if due is not None), self._caught_up_ns, self._named_by_ns)
+        due = max(min(due for due in dues if due is not None), self._caught_up_ns)
         if self._urgent_ns is not None:
             due = min(due, self._urgent_ns + PATIENCE_NS)
-        if self._nameless:
-            due = min(due, self._asked_ns + LOOK_NS)
         return max(0.0, (due - self.now()) / 1e9)
 
     def _is_pressed(self) -> bool:
@@ -251,16 +243,13 @@ class EventBuilder:
             self.feed(ev.Sample(ts_ns, domain, named.pod, usage, max(0, usage - inactive), inactive, active))
 
     def end(self) -> None:
-        self._ask_names(self.now() + NAMELESS_NS)
         self.feed(ev.End(self.now()))
 
     def turn(self) -> None:
         """Do what is due: sample the counters, feed the time."""
         now = self.now()
         self._look_at_clock(now)
-        if self._nameless and now >= self._asked_ns + LOOK_NS:
-            self._ask_names(now)
-        if now < max(self._caught_up_ns, self._named_by_ns):
+        if now < self._caught_up_ns:
             if self._urgent_ns is not None and now >= self._urgent_ns + PATIENCE_NS:
                 self._judge_ongoing()
             return
@@ -296,26 +285,6 @@ class EventBuilder:
             self.recorder.state(self._state)
 
     # messages of the hot process
-
-    def _on_oomevent(self, event: OomEvent) -> None:
-        if len(self._nameless) < MOST_NAMELESS and self._oom_events.is_nameless(event):
-            self._asked_ns = self.now()
-            self._named_by_ns = self._named_by_ns or self._asked_ns + NAMELESS_NS
-            self._nameless.append((self._asked_ns, event))
-        else:
-            self._oom_events.handle(event)
-
-    def _ask_names(self, now_ns: int) -> None:
-        """Feed the records whose pod is known now, or not known after `NAMELESS_NS`."""
-        self._asked_ns = now_ns
-        self.update_pods()
-        while self._nameless:
-            came_ns, event = self._nameless[0]
-            if now_ns < came_ns + NAMELESS_NS and self._oom_events.is_nameless(event):
-                return
-            self._nameless.popleft()
-            self._oom_events.handle(event)
-        self._named_by_ns = 0
 
     def _on_suspended(self, message: messages.Suspended) -> None:
         if message.resumed:

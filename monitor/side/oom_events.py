@@ -90,12 +90,6 @@ class OomEvents:
         else:
             self._on_mark(event, victim, limit)
 
-    def is_nameless(self, event: OomEvent) -> bool:
-        """Whether its process was below kubepods, but in no pod that is known: the pod may be found in a moment."""
-        if event.kind == "mark" and not event.pod:
-            self.names.locate(event.victim_cgroup)
-        return event.kind != "reclaim" and not event.pod and self.names.is_of_an_unknown_pod(event.victim_cgroup)
-
     def _on_kill(self, event: OomEvent, victim: NamedCgroup) -> None:
         sender = event.invoker_pid
         kill = made(

@@ -20,7 +20,6 @@ from monitor.race.events import (
     Clear,
     Crossing,
     Event,
-    Exit,
     Kill,
     KubeletEvicted,
     Lost,
@@ -29,7 +28,6 @@ from monitor.race.events import (
     PodReleased,
     Ranked,
     Seen,
-    Tick,
 )
 from monitor.race.verdict import verdict
 from monitor.settings.config import RunConfig
@@ -59,18 +57,22 @@ class Heard:
     """An event builder of ``node`` and what it made. ``known``: of the helper's `NodeState`."""
 
     def __init__(
-        self, node: Path, is_machine: bool = False, now: Callable[[], int] = time.monotonic_ns, **known: Any
+        self,
+        node: Path,
+        is_machine: bool = False,
+        now: Callable[[], int] = time.monotonic_ns,
+        root: Path | None = None,
+        **known: Any,
     ) -> None:
         self.events: list[Event] = []
         self.episodes: list[tuple[Episode, bool]] = []
         self.passed_on: list[tuple[str, str]] = []  # evictions, to the hot process
         self.log = LogLines()
         config = RunConfig(node_cgroup=None if is_machine else str(node))
-        parts = Parts(config, Hierarchy(1, node.parent), 0, log=self.log, **known)
+        parts = Parts(config, Hierarchy(1, root or node.parent), 0, log=self.log, **known)
         parts.holds.evicted = lambda *what: self.passed_on.append(what)
         recorder: Any = SimpleNamespace(event=self.events.append, state_wanted=False)
         about = parts.holds, self.log, lambda e, final: self.episodes.append((e, final)), recorder
-        self.node = parts.node
         self.event_builder = EventBuilder(parts.node, parts.figures, *about, now=now)
 
     def of(self, kind: type[Event]) -> list[Any]:
@@ -138,45 +140,18 @@ def test_a_limit_above_pods_is_one_of_kubepods_and_the_cgroup_is_named(node: Pat
     assert f"the cgroup {path}, which holds pods, hit its limit of 1.0 MiB" in incident.summary
 
 
-@pytest.mark.parametrize("found", [True, False])
-def test_a_victim_waits_until_its_new_pod_is_found(node: Path, found: bool) -> None:
-    """Its pod was made in the second before, and is found after the kill was reported, or never."""
-    now = [time.monotonic_ns()]
-    pod = node / "kubepods/podx"
-    (pod / "c").mkdir(parents=True)
-    heard = Heard(node, now=lambda: now[0])
-    builder, at = heard.event_builder, cgroup_id(pod / "c")
-    for kind in ("mark", "exit"):
-        builder.handle(marked(at, 0, kind=kind))
-    builder.handle(marked(cgroup_id(node / "system"), 0))  # in no kubepods: it waits for nothing
-    builder.turn()
-    assert [mark.memcg for mark in heard.of(Mark)] == ["/node/system"]
-    now[0] += int(builder.due_s() * S) + 1
-    if found:
-        one = FoundPod(POD, pod, {"c": pod / "c"}, (cgroup_id(pod), at))
-        heard.node.pods, heard.node.kubepods = {"u": one}, pod.parent
-    else:
-        builder.turn()
-        now[0] += module.NAMELESS_NS
-    assert not heard.of(Tick)  # an episode that ends in the meantime would not have the kill
-    builder.turn()
-    assert heard.of(Tick)
-    named = ("u", "ns/x") if found else (None, None)
-    assert [(mark.pod, mark.pod_name) for mark in heard.of(Mark)][1:] == [named]
-    assert [(gone.pod, gone.pod_name) for gone in heard.of(Exit)] == [named]
-
-
-def test_of_victims_in_unknown_pods_so_many_wait(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those wait no longer than the helper."""
-    monkeypatch.setattr(module, "MOST_NAMELESS", 2)
-    pod = node / "kubepods/podx"
-    pod.mkdir(parents=True)
-    heard = Heard(node)
-    for _ in range(5):
-        heard.event_builder.handle(marked(cgroup_id(pod), 0))
-    assert len(heard.of(Mark)) == 3
-    heard.event_builder.end()
-    assert len(heard.of(Mark)) == 5
+@pytest.mark.parametrize(("mode", "inside"), [(0o755, False), (0o777, False), (0o755, True)])
+def test_a_victim_in_a_pod_that_is_not_found_yet_has_its_uid(node: Path, mode: int, inside: bool) -> None:
+    """By the path of its cgroup, unless others can make directories of that name, or the node is in that pod itself."""
+    uid = "5c2b2da2-119f-4fa8-8801-c79f0fa869aa"
+    container = node / "kubepods" / f"pod{uid}" / "c"
+    container.mkdir(parents=True)
+    (node / "kubepods").chmod(mode)
+    heard = Heard(container.parent if inside else node, root=node.parent)
+    heard.event_builder.handle(marked(cgroup_id(container), cgroup_id(container)))
+    (mark,) = heard.of(Mark)
+    known = (uid, "container") if mode == 0o755 and not inside else (None, "outside")
+    assert (mark.pod, mark.scope, mark.pod_name) == (*known, None)
 
 
 @pytest.mark.parametrize("where", ["podx", "podx/c", "podx/c/below", "../system"])

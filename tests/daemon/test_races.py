@@ -92,4 +92,4 @@ def test_a_pod_that_was_killed_before_it_was_found_is_named(node: LabNode) -> No
         finally:
             os.kill(side, signal.SIGCONT)
         incident = stored(daemon, live.message(daemon, "incident", final=True))
-        assert [victim["pod"] for victim in incident["oom_victims"]] == [f"/{uid}"]
+        assert [victim["pod"].removeprefix("/") for victim in incident["oom_victims"]] == [uid]
