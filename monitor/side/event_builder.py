@@ -148,8 +148,11 @@ class EventBuilder:
 
     @property
     def open(self) -> bool:
-        """Whether hot has to keep what it reported: a stall may last for hours, and hot did not report it."""
-        return bool(self._state.waiting) or any(not o.key.startswith(STALL) for o in self._state.open)
+        """Whether hot has to keep what it reported: a stall may last for hours, and hot did not report it. (Of what the
+        helper feeds by itself the last one always waits.)
+        """
+        waiting = any(not isinstance(event, ev.Tick | ev.Sample | ev.Clock) for event in self._state.waiting)
+        return waiting or any(not o.key.startswith(STALL) for o in self._state.open)
 
     def handle(self, message: messages.Message | OtherEviction) -> None:
         """`_on_CLASS` makes events of a message or a report, where there is one."""

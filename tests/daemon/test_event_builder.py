@@ -169,6 +169,23 @@ def test_who_calls_himself_runc_in_a_pod_is_no_runtime(node: Path, where: str) -
     assert [line["invoker_comm"] for line in heard.log.matching("no OOM kill")] == ["runc"]
 
 
+def test_the_hot_process_keeps_what_it_reported_until_it_is_judged_and_no_longer(node: Path) -> None:
+    now = [time.monotonic_ns()]
+    heard = Heard(node, now=lambda: now[0])
+    builder, system = heard.event_builder, cgroup_id(node / "system")
+    builder.turn()
+    assert not builder.open
+    builder.handle(marked(system, system))
+    builder.handle(marked(system, system, kind="exit"))
+    builder.handle(marked(0, 0, kind="reclaim"))
+    since, finals = now[0], list[int]()
+    while builder.open and now[0] < since + 60 * S:
+        now[0] += max(1, int(builder.due_s() * S))
+        builder.turn()
+        finals = [1 for _, final in heard.episodes if final]
+    assert (finals, now[0] - since < 5 * S) == ([1], True)
+
+
 def test_a_crossing_that_was_over_when_read_is_cleared_by_the_next_state(node: Path) -> None:
     heard = Heard(node)
     now = time.monotonic_ns()
