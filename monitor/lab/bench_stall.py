@@ -83,7 +83,6 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
     hog = node.start_hog(other, mib=sizes.get(load, SMALL_HOG_MIB), rate=RATE_MIB)
     count(node, hog, other)
     before = statistics.median(speed(reader) for _ in range(int(_BEFORE_S / _SAMPLE_S)))
-    cold_s = cold(reader, before) if LOADS[load] else None
     since = len(daemon.log)
     try:
         if load in ("neighbour", "fits", "swap"):
@@ -97,8 +96,10 @@ def run(load: str, node: LabNode, daemon: LabDaemon, directory: str) -> Seen:
         if daemon.wait_for(lambda record: record.get("msg") == "evicting", PATIENCE_S / 20, since) is None:
             raise
         evicted = evictions(daemon, since)
-        return Seen(None, None, None, cold_s, 0.0, evicted)
-    return watch(daemon, reader, before, since, LOADS[load])._replace(cold_s=cold_s)
+        return Seen(None, None, None, None, 0.0, evicted)
+    seen = watch(daemon, reader, before, since, LOADS[load])
+    # Last: files that were read before the stall would be a cause of it.
+    return seen._replace(cold_s=cold(reader, before)) if LOADS[load] else seen
 
 
 def cold(reader: Child, before: float) -> float:
